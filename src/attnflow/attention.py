@@ -1,0 +1,302 @@
+"""`Attention`: the attention weights of one sequence as a model gave them, with its tokens."""
+
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnflow.errors import FileError, OptionError, WeightsError
+from attnflow.files import write_file
+from attnflow.graph import (
+    RESIDUAL,
+    Array,
+    AttentionGraph,
+    Floats,
+    check_rows,
+    freeze,
+    integers,
+    masked,
+    names_of,
+    positions_of,
+    take_out,
+    to_array,
+    words_of,
+)
+
+FUSIONS: dict[str, Callable[..., Array]] = {"mean": np.mean, "max": np.max, "min": np.min}
+FORMAT = 1  # of the .npz file
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Attention:
+    """One sequence's attention weights: [layer, head, query, key], or fused already: [layer, query, key].
+
+    Takes numpy, torch (any device, with gradient, bfloat16), JAX and TensorFlow arrays, and the list of per-layer arrays
+    [batch=1, head, query, key] that a model returns. Rows must sum to 1; they are renormalised in float64.
+
+    tokens: one name a position. causal: no query sees a later key (found out when not given). window: a query sees only keys less than
+    so many positions away, one number for all layers or one (or None) a layer. words: the word that each token belongs to, by number.
+    fused: how heads were fused, where they were. sink: [layer, query], the share of attention that went to no token.
+
+    >>> attention = Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"])
+    >>> attention
+    <Attention: 1 layer, fused heads (mean), 2 positions>
+    """
+
+    weights: Array  # [layer, head, query, key], rows sum to 1
+    tokens: tuple[str, ...] | None
+    causal: bool
+    window: tuple[int | None, ...]
+    words: tuple[int | None, ...] | None
+    fused: str | None
+    sink: Floats | None  # [layer, query]
+
+    def __init__(
+        self,
+        weights: Any,
+        *,
+        tokens: Iterable[str] | None = None,
+        causal: bool | None = None,
+        window: int | Sequence[int | None] | None = None,
+        words: Iterable[int | None] | None = None,
+        fused: str | None = None,
+        sink: Any = None,
+    ) -> None:
+        array, precision = stack_layers(weights)
+        if array.ndim not in (3, 4):
+            raise WeightsError(f"weights must have 4 axes [layer, head, query, key], or 3 if heads are fused; got shape {array.shape}")
+        if array.ndim == 3:
+            fused = fused or "mean"
+        elif fused is not None and array.shape[1] != 1:
+            raise WeightsError(f"fused weights must have one head; got {array.shape[1]} with fused={fused!r}")
+        depth, size = array.shape[0], array.shape[-1]
+        checked, is_masked, windows = masked(check_rows(array, precision), causal, window)
+        if sink is not None:
+            sink = to_array(sink, "sink")[0].astype(np.float64)
+            if sink.shape != (depth, size):
+                raise WeightsError(f"sink must have shape [layer, query], here {(depth, size)}; got {sink.shape}")
+        freeze(
+            self,
+            weights=checked.reshape(depth, -1, size, size),
+            tokens=names_of(tokens, size, "tokens"),
+            causal=is_masked,
+            window=windows,
+            words=words_of(words, size),
+            fused=fused,
+            sink=sink,
+        )
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return int(self.weights.shape[0])
+
+    @property
+    def heads(self) -> int:
+        """The number of heads kept; 1 if they are fused."""
+        return int(self.weights.shape[1])
+
+    @property
+    def size(self) -> int:
+        """The number of positions."""
+        return int(self.weights.shape[2])
+
+    def graph(
+        self,
+        *,
+        heads: str | int | Callable[..., Array] = "mean",
+        residual: float = RESIDUAL,
+        top_head: tuple[int, int] | None = None,
+        without: Sequence[int] = (),
+    ) -> AttentionGraph:
+        """The attention graph: heads fused, residual mixed in.
+
+        heads: "mean", "max" or "min" (rows sum to 1 again), one head's number, or a function called as f(weights, axis=0) with
+        weights [head, query, key]. top_head=(layer, head): that head alone in that layer, where the graph then ends, over fused layers
+        below. without: positions to take out before the residual is mixed in, for instance a sink token.
+
+        >>> Attention([[[0.5, 0.5], [1.0, 0.0]]]).graph(residual=0.5).edges.tolist()
+        [[[0.75, 0.25], [0.5, 0.5]]]
+        """
+        gone = positions_of(without, self.size, "without")
+        if len(set(gone)) == self.size:
+            raise OptionError(f"without must leave at least one position; got all {self.size}")
+        fused = self._fuse(heads)
+        if top_head is not None:
+            layer, head = self._top_head(top_head)
+            fused = np.concatenate([fused[: layer - 1], renormalise(self.weights[layer - 1, head].astype(np.float64))[None]])
+        return AttentionGraph(
+            weights=fused,
+            residual=residual,
+            tokens=self.tokens,
+            causal=self.causal,
+            window=self.window[: len(fused)],
+            words=self.words,
+            removed=gone,
+        )
+
+    def _fuse(self, heads: str | int | Callable[..., Array]) -> Floats:
+        """[layer, query, key] in float64, rows sum to 1, one layer at a time."""
+        if self.fused is not None and heads not in (self.fused, "mean"):
+            raise OptionError(f"these weights are fused over heads already ({self.fused}); heads={heads!r} needs weights of every head")
+        if isinstance(heads, str):
+            if heads not in FUSIONS:
+                raise OptionError(f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, a head's number or a function")
+            fuse = FUSIONS[heads]
+        elif callable(heads):
+            fuse = heads
+        else:
+            (head,) = integers([heads], "heads")
+            self._check_head(head)
+            return np.stack([renormalise(layer[head].astype(np.float64)) for layer in self.weights])
+        fused = []
+        for number, layer in enumerate(self.weights, start=1):
+            matrix = np.asarray(fuse(layer.astype(np.float64), axis=0), dtype=np.float64)
+            if matrix.shape != layer.shape[1:] or not np.isfinite(matrix).all() or (matrix < 0).any():
+                raise OptionError(
+                    f"a head fusion must turn [head, query, key] into [query, key], finite and not negative;"
+                    f" in layer {number} it gave shape {matrix.shape} for {layer.shape}"
+                )
+            fused.append(renormalise(matrix))
+        return np.stack(fused)
+
+    def _top_head(self, top_head: tuple[int, int]) -> tuple[int, int]:
+        if isinstance(top_head, str) or not isinstance(top_head, Sequence) or len(top_head) != 2:
+            raise OptionError(f"top_head must be a pair (layer, head); got {top_head!r}")
+        layer, head = integers(top_head, "top_head")
+        if self.fused is not None:
+            raise OptionError(f"these weights are fused over heads already ({self.fused}); top_head needs weights of every head")
+        if not 1 <= layer <= self.depth:
+            raise OptionError(f"the layer of top_head must be from 1 to {self.depth}; got {layer}")
+        self._check_head(head)
+        return layer, head
+
+    def _check_head(self, head: int) -> None:
+        if not 0 <= head < self.heads:
+            raise OptionError(f"a head's number must be from 0 to {self.heads - 1}; got {head}")
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write an .npz file: plain arrays, no pickle.
+
+        >>> Attention([[[1.0]]], tokens=["hello"]).save("hello.npz").name
+        'hello.npz'
+        """
+        if Path(path).suffix.lower() != ".npz":
+            raise FileError(f"cannot write {Path(path)}: attention is saved as .npz")
+        arrays: dict[str, Array] = {
+            "format": np.array(FORMAT),
+            "weights": self.weights,
+            "causal": np.array(self.causal),
+            "window": np.array([0 if window is None else window for window in self.window]),
+        }
+        if self.tokens is not None:
+            # one string of UTF-8 bytes a token: numpy's own strings drop trailing NULs
+            encoded = [token.encode("utf-8", "surrogatepass") for token in self.tokens]
+            arrays["token_bytes"] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+            arrays["token_lengths"] = np.array([len(token) for token in encoded])
+        if self.words is not None:
+            arrays["words"] = np.array([-1 if word is None else word for word in self.words])
+        if self.fused is not None:
+            arrays["fused"] = np.array(self.fused)
+        if self.sink is not None:
+            arrays["sink"] = self.sink
+        return write_file(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Attention":
+        """Read what `save` wrote; or a .npy, or an .npz with one array, of weights.
+
+        >>> _ = Attention([[[1.0]]], tokens=["hello"]).save("hello.npz")
+        >>> Attention.load("hello.npz").tokens
+        ('hello',)
+        """
+        arrays = read_arrays(Path(path))
+        if "weights" not in arrays:
+            if len(arrays) != 1:
+                raise FileError(f"{path} must hold one array, or one named 'weights'; it holds {', '.join(arrays) or 'none'}")
+            return cls(next(iter(arrays.values())))
+        if int(arrays.get("format", np.array(FORMAT))) > FORMAT:
+            raise FileError(f"{path} was written by a newer attnflow (format {int(arrays['format'])}); update attnflow to read it")
+        try:
+            return cls(
+                arrays["weights"],
+                tokens=stored_tokens(arrays),
+                causal=bool(arrays["causal"]) if "causal" in arrays else None,
+                window=[int(window) or None for window in arrays["window"]] if "window" in arrays else None,
+                words=[int(word) for word in arrays["words"]] if "words" in arrays else None,
+                fused=str(arrays["fused"]) if "fused" in arrays else None,
+                sink=arrays.get("sink"),
+            )
+        except (TypeError, UnicodeDecodeError) as error:
+            raise FileError(f"{path} is not a file of attention weights that attnflow wrote: {error}") from error
+
+    def __repr__(self) -> str:
+        layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
+        heads = f"fused heads ({self.fused})" if self.fused else f"{self.heads} head{'s' * (self.heads > 1)}"
+        return f"<Attention: {layers}, {heads}, {self.size} {'causal ' if self.causal else ''}positions>"
+
+
+def renormalise(matrix: Floats) -> Floats:
+    """A fused [query, key] with rows that sum to 1; a row with nothing left looks at itself."""
+    return take_out(matrix, ())
+
+
+def stack_layers(weights: Any) -> tuple[Array, int]:
+    """One array [layer, head, query, key] or [layer, query, key], and its bytes a number, from whatever came."""
+    if isinstance(weights, list | tuple) and any(hasattr(layer, "shape") or layer is None for layer in weights):
+        layers, precision = [], 8
+        for number, layer in enumerate(weights, start=1):
+            if layer is None:
+                raise WeightsError(f"layer {number} is None: the model returned no weights; load it with attn_implementation='eager'")
+            array, bytes_a_number = to_array(layer, f"layer {number}")
+            layers.append(one_sequence(array) if array.ndim == 4 else array)
+            precision = min(precision, bytes_a_number)
+        shapes = {layer.shape for layer in layers}
+        if len(shapes) > 1:
+            raise WeightsError(f"all layers must have the same shape; got {', '.join(str(shape) for shape in sorted(shapes))}")
+        return np.stack(layers), precision
+    array, precision = to_array(weights, "weights")
+    if array.ndim == 5:
+        array = np.stack([one_sequence(layer) for layer in array])
+    return array, precision
+
+
+def one_sequence(layer: Array) -> Array:
+    """[head, query, key] from a layer's [batch=1, head, query, key]."""
+    if layer.shape[0] != 1:
+        raise WeightsError(f"each layer must be of one sequence, [batch=1, head, query, key]; got shape {layer.shape}: pick one")
+    return layer[0]  # type: ignore[no-any-return]
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz, or the one of an .npy; never unpickles."""
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            return {"weights": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except FileNotFoundError as error:
+        raise FileError(f"no such file: {path}") from error
+    except IsADirectoryError as error:
+        raise FileError(f"{path} is a folder; give an .npz or .npy file of attention weights") from error
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        if "pickle" in str(error).lower():
+            raise FileError(f"{path} holds pickled objects or no array at all; attnflow reads plain .npz and .npy arrays") from error
+        raise FileError(f"{path} is damaged or is no array file: {error}") from error
+    except (EOFError, zipfile.BadZipFile, KeyError, MemoryError, NotImplementedError) as error:
+        raise FileError(f"{path} is damaged or cut off: {error}") from error
+
+
+def stored_tokens(arrays: dict[str, Array]) -> list[str] | None:
+    """The tokens of a saved file; also plain string arrays named 'tokens' that users write themselves."""
+    if "token_bytes" in arrays:
+        data, ends = arrays["token_bytes"].tobytes(), np.cumsum(arrays["token_lengths"])
+        return [
+            data[end - length : end].decode("utf-8", "surrogatepass") for length, end in zip(arrays["token_lengths"], ends, strict=True)
+        ]
+    return [str(token) for token in arrays["tokens"]] if "tokens" in arrays else None

@@ -1,0 +1,25 @@
+"""What attnflow raises: every error that a user's input can cause is an `AttnFlowError`, one line long."""
+
+
+class AttnFlowError(Exception):
+    """The parent of all errors of attnflow: the rule, the value that broke it, and the way out, in one line."""
+
+
+class WeightsError(AttnFlowError, ValueError):
+    """An array that is not attention weights."""
+
+
+class OptionError(AttnFlowError, ValueError):
+    """An option out of its range, or a name that does not exist."""
+
+
+class FileError(AttnFlowError, ValueError):
+    """A file that cannot be read as what it should be, or cannot be written."""
+
+
+class MissingExtraError(AttnFlowError, ImportError):
+    """A library that this function needs and that is not installed."""
+
+
+class SaturationWarning(UserWarning):
+    """Attention flow has reached a bound that does not depend on the source, so it says nothing about the source."""

@@ -1,0 +1,294 @@
+"""`AttentionGraph`: attention weights of one sequence, fused over heads, as a layered graph.
+
+Numbering, here and everywhere: layers are numbered like Hugging Face's `hidden_states`: 0 is the input, l is the output of layer l,
+for l = 1..depth. Nodes are (l, position); edges lead from (l, query) down to (l-1, key). Heads and positions count from 0.
+The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual * (query == key)`, so the edges out of a node sum to 1.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.errors import OptionError, WeightsError
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+RESIDUAL = 0.5
+ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by bytes a number
+ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}  # ... and still be left as it is, so that what was saved loads bit for bit
+LEAK = 1e-6  # how much weight may stand where a mask says there is none
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class AttentionGraph:
+    """Fused attention weights with their residual: what rollout and flow run on. Usually made by `Attention.graph()`.
+
+    weights: [layer, query, key], rows sum to 1. tokens: one name a position. causal: no query sees a later key (found out when not
+    given). window: a query sees only keys less than so many positions away, one number for all layers or one (or None) a layer.
+    removed: positions that were taken out. layer_names: what each layer is, where they are not simply a model's layers.
+
+    >>> graph = AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]])
+    >>> graph.edges[0].tolist()
+    [[0.75, 0.25], [0.5, 0.5]]
+    """
+
+    weights: Floats  # [layer, query, key]
+    residual: float
+    tokens: tuple[str, ...] | None
+    causal: bool
+    window: tuple[int | None, ...]
+    words: tuple[int | None, ...] | None
+    removed: tuple[int, ...]
+    layer_names: tuple[str, ...] | None
+
+    def __init__(
+        self,
+        weights: Any,
+        *,
+        residual: float = RESIDUAL,
+        tokens: Iterable[str] | None = None,
+        causal: bool | None = None,
+        window: int | Sequence[int | None] | None = None,
+        words: Iterable[int | None] | None = None,
+        removed: Iterable[int] = (),
+        layer_names: Iterable[str] | None = None,
+    ) -> None:
+        array, precision = to_array(weights, "weights")
+        if array.ndim != 3:
+            raise WeightsError(f"a graph's weights must have 3 axes [layer, query, key]; got shape {array.shape}")
+        depth, size, _ = array.shape
+        gone = positions_of(removed, size, "removed")
+        checked = check_rows(array, precision, skip=gone).astype(np.float64, copy=False)
+        checked, is_masked, windows = masked(checked, causal, window)
+        names = None if layer_names is None else tuple(layer_names)
+        if names is not None and len(names) != depth:
+            raise WeightsError(f"layer_names must name each of {depth} layers; got {len(names)} names")
+        freeze(
+            self,
+            weights=take_out(checked, gone) if gone else checked,
+            residual=check_residual(residual),
+            tokens=names_of(tokens, size, "tokens"),
+            causal=is_masked,
+            window=windows,
+            words=words_of(words, size),
+            removed=gone,
+            layer_names=names,
+        )
+
+    @property
+    def depth(self) -> int:
+        """The number of layers; the top one has this number."""
+        return int(self.weights.shape[0])
+
+    @property
+    def size(self) -> int:
+        """The number of positions."""
+        return int(self.weights.shape[1])
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The positions that were not taken out."""
+        return tuple(position for position in range(self.size) if position not in self.removed)
+
+    @cached_property
+    def edges(self) -> Floats:
+        """[layer, query, key]: edges[l-1] leads from layer l to layer l-1. Rows sum to 1, those of removed positions to 0."""
+        edges = (1 - self.residual) * self.weights
+        diagonal = np.arange(self.size)
+        edges[:, diagonal, diagonal] += self.residual
+        edges[:, self.removed, self.removed] = 0.0
+        return edges
+
+    def uniform(self) -> "AttentionGraph":
+        """The same graph for attention without preference: every query spreads evenly over the keys that it may see."""
+        sees = np.broadcast_to(visible(self.size, self.causal, self.window), self.weights.shape)
+        return replace(self, weights=sees / sees.sum(axis=-1, keepdims=True))
+
+    def __repr__(self) -> str:
+        kind = "causal " if self.causal else ""
+        return f"<AttentionGraph: {self.depth} layers, {self.size} {kind}positions, residual {self.residual:g}>"
+
+
+def freeze(instance: object, **fields: Any) -> None:
+    """Set the fields of a frozen dataclass, in its own __init__."""
+    for name, value in fields.items():
+        object.__setattr__(instance, name, value)
+
+
+# ---- checks of all that enters ------------------------------------------------------------------------------------------------
+
+
+def to_array(value: Any, name: str) -> tuple[Array, int]:
+    """A numpy array of float32 or float64 from any library's array, and the bytes a number had when it came."""
+    if hasattr(value, "detach"):  # torch: on any device, with or without gradient, and numpy knows no bfloat16
+        value = value.detach().cpu()
+        if value.dtype.is_floating_point and value.element_size() == 2:
+            return value.float().numpy(), 2
+        value = value.numpy()
+    elif not isinstance(value, np.ndarray | list | tuple) and not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        value = np.from_dlpack(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise WeightsError(f"{name} must be one array of numbers; its parts have different shapes") from error
+    if array.dtype.name == "bfloat16":
+        return array.astype(np.float32), 2
+    if array.dtype.kind in "iub":
+        return array.astype(np.float64), 8
+    if array.dtype.kind != "f":
+        raise WeightsError(f"{name} must be an array of real numbers; got type {array.dtype.name}")
+    precision = min(array.dtype.itemsize, 8)
+    return array.astype(np.float64 if precision == 8 else np.float32, copy=False), precision
+
+
+def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = ()) -> Array:
+    """weights [layer, ..., query, key] with rows that sum to 1, renormalised in float64 layer by layer, or an error with the place.
+
+    precision: the bytes a number had. Rows of the positions in `skip` are not looked at.
+    """
+    if weights.shape[-1] != weights.shape[-2]:
+        raise WeightsError(f"each layer of the weights must be square, [query, key]; got shape {weights.shape}")
+    if weights.size == 0:
+        raise WeightsError(f"weights are empty; got shape {weights.shape}: at least one layer, head and token are needed")
+    checked = np.empty(weights.shape, np.float64 if precision == 8 else np.float32)
+    for number, given in enumerate(weights):
+        layer = given.astype(np.float64, order="C")
+        bad = ~np.isfinite(layer) | (layer < 0)
+        if bad.any():
+            place = first_true(bad)
+            raise WeightsError(f"weights must be finite and not negative; got {layer[place]} at {where(weights, number, place)}")
+        sums = layer.sum(axis=-1, keepdims=True)
+        off = np.abs(sums[..., 0] - 1) > ROW_TOLERANCE[precision]
+        off[..., list(skip)] = False
+        if off.any():
+            place = first_true(off)
+            raise WeightsError(
+                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {where(weights, number, place)} sums to"
+                f" {sums[place][0]:.6g} (are these weights after softmax, [layer, head, query, key], without padding?)"
+            )
+        checked[number] = np.divide(layer, sums, out=layer, where=(sums > 0) & (np.abs(sums - 1) > ROUNDING[precision]))
+    return checked
+
+
+def first_true(flags: Array) -> tuple[int, ...]:
+    return tuple(int(index) for index in np.argwhere(flags)[0])
+
+
+def where(weights: Array, number: int, place: tuple[int, ...]) -> str:
+    """Name a place in one layer of weights [layer, query, key] or [layer, head, query, key]; the last axes may be left out."""
+    axes = ["head", "query", "key"] if weights.ndim == 4 else ["query", "key"]
+    return ", ".join([f"layer {number + 1}", *(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))])
+
+
+def check_residual(residual: Any) -> float:
+    if not isinstance(residual, int | float | np.number) or isinstance(residual, bool) or not 0 <= residual < 1:
+        raise OptionError(f"residual must be a number from 0 up to, but not including, 1; got {residual!r} (0.5 is the paper's)")
+    return float(residual)
+
+
+def names_of(names: Iterable[str] | None, size: int, what: str) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if isinstance(names, str):
+        raise WeightsError(f"{what} must be a list of {size} names, one a position; got one string {names!r}: split it first")
+    found = tuple(str(name) for name in names)
+    if len(found) != size:
+        raise WeightsError(f"{what} must name each of {size} positions; got {len(found)} names")
+    return found
+
+
+def words_of(words: Iterable[int | None] | None, size: int) -> tuple[int | None, ...] | None:
+    if words is None:
+        return None
+    found = tuple(None if word is None or word < 0 else int(word) for word in words)
+    if len(found) != size:
+        raise WeightsError(f"words must give a word number (or None) to each of {size} positions; got {len(found)}")
+    return found
+
+
+def positions_of(positions: Iterable[int], size: int, what: str = "positions") -> tuple[int, ...]:
+    """The positions as numbers from 0 to size - 1, or an error."""
+    found = tuple(integers(positions, what))
+    for position in found:
+        if not 0 <= position < size:
+            raise OptionError(f"{what} must be from 0 to {size - 1}; got {position}")
+    return found
+
+
+def integers(values: Iterable[Any], what: str) -> list[int]:
+    """Whole numbers, or an error that tells which value is none."""
+    values = [values] if isinstance(values, int | np.integer) else list(values)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise OptionError(f"{what} must be whole numbers; got {value!r}")
+    return [int(value) for value in values]
+
+
+# ---- masks --------------------------------------------------------------------------------------------------------------------
+
+
+def windows_of(window: int | Sequence[int | None] | None, depth: int) -> tuple[int | None, ...]:
+    """One window (or None) a layer."""
+    windows = (window,) * depth if window is None or isinstance(window, int | np.integer) else tuple(window)
+    if len(windows) != depth:
+        raise OptionError(f"window must be one number, or one a layer; got {len(windows)} for {depth} layers")
+    for each in windows:
+        if each is not None and (isinstance(each, bool) or not isinstance(each, int | np.integer) or each < 1):
+            raise OptionError(f"a window must be a whole number of positions, at least 1, or None; got {each!r}")
+    return tuple(None if each is None else int(each) for each in windows)
+
+
+def visible(size: int, causal: bool, windows: Sequence[int | None]) -> npt.NDArray[np.bool_]:
+    """[layer, query, key]: which keys a query may see."""
+    ahead = np.arange(size)[None, :] - np.arange(size)[:, None]  # key minus query
+    base = ahead <= 0 if causal else np.ones((size, size), bool)
+    return np.stack([base if window is None else base & (np.abs(ahead) < window) for window in windows])
+
+
+def masked(weights: Array, causal: bool | None, window: int | Sequence[int | None] | None) -> tuple[Array, bool, tuple[int | None, ...]]:
+    """The weights [layer, ..., query, key] under their mask, whether they are causal, and each layer's window."""
+    windows = windows_of(window, len(weights))
+    causal = is_causal(weights) if causal is None else bool(causal)
+    return apply_mask(weights, causal, windows), causal, windows
+
+
+def is_causal(weights: Array) -> bool:
+    """Whether no query of weights [..., query, key] sees a later key; one token alone is not called causal."""
+    size = weights.shape[-1]
+    return size > 1 and not any(weights[..., query, query + 1 :].any() for query in range(size))
+
+
+def apply_mask(weights: Array, causal: bool, windows: Sequence[int | None]) -> Array:
+    """Check that weights [layer, ..., query, key] respect the mask, and clear in place what rounding left outside of it."""
+    if not causal and all(window is None for window in windows):
+        return weights
+    for number, hidden in enumerate(~visible(weights.shape[-1], causal, windows)):
+        layer = weights[number]
+        outside = np.where(hidden, layer, 0.0)
+        if outside.max() > LEAK:
+            place = first_true(outside > LEAK)
+            raise WeightsError(
+                f"weights must be 0 where the mask hides a key (causal={causal}, window={windows[number]});"
+                f" got {outside[place]:.3g} at {where(weights, number, place)}"
+            )
+        if outside.any():
+            layer[:] = np.where(hidden, 0.0, layer)
+            layer /= layer.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def take_out(weights: Floats, positions: Sequence[int]) -> Floats:
+    """weights [..., query, key] without some positions, rows summing to 1 again; a row with nothing left looks at itself."""
+    weights = weights.copy()
+    gone = list(positions)
+    weights[..., gone] = 0.0
+    sums = weights.sum(axis=-1, keepdims=True)
+    weights = np.divide(weights, sums, out=weights, where=sums > 0)
+    weights += np.where(sums > 0, 0.0, np.eye(weights.shape[-1]))
+    weights[..., gone, :] = 0.0
+    return weights

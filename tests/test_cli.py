@@ -1,0 +1,251 @@
+"""The command line, run as a user runs it: output, files, and one line with exit status 2 for what is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnflow as af
+from attnflow import cli
+from tests.oracles import attention
+
+EXAMPLE = str(Path(af.__file__).parent / "example.npz")
+
+
+def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "attnflow", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "COLUMNS": "120"}, check=False)
+
+
+def inside(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """The command in this process, for speed; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["attnflow", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def causal(tmp_path: Path) -> Path:
+    path = tmp_path / "causal.npy"
+    np.save(path, attention("causal", 3, 5, np.random.default_rng(0)))
+    return path
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.strip() == f"attnflow {af.__version__}"
+    helped = run("--help")
+    assert helped.returncode == 0
+    for command in ("raw", "rollout", "flow", "demo"):
+        assert command in helped.stdout
+        assert run(command, "--help").returncode == 0
+
+
+def test_demo_shows_three_methods_side_by_side() -> None:
+    shown = run("demo")
+    assert shown.returncode == 0, shown.stderr
+    for word in ("raw", "rollout", "flow", "cabinet", "[CLS]", "█"):
+        assert word in shown.stdout
+
+
+@pytest.mark.parametrize("method", ["raw", "rollout", "flow"])
+def test_table_shows_the_row_that_python_gives(method: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert inside(monkeypatch, method, EXAMPLE, "--layer", "3", "--position", "2") == 0
+    expected = af.METHODS[method](af.Attention.load(EXAMPLE), layers=[3], positions=[2])
+    lines = capsys.readouterr().out.splitlines()
+    assert "from layer 3, position 2 (keys)" in lines[0]
+    assert [float(line.split()[2].rstrip("*")) for line in lines[2:15]] == [round(value, 4) for value in expected.at(2)]
+
+
+def test_defaults_are_the_top_layer_and_the_focal_position(
+    causal: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside(monkeypatch, "rollout", EXAMPLE)
+    assert "from layer 6, position 0 ([CLS]), to layer 0" in capsys.readouterr().out
+    inside(monkeypatch, "rollout", causal)
+    assert "from layer 3, position 4 (4), to layer 0" in capsys.readouterr().out
+
+
+def test_options_reach_the_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.json"
+    options = ["--layer", "5", "--position", "3", "--bottom", "2", "--heads", "max", "--residual", "0.3", "--without", "0,12"]
+    assert inside(monkeypatch, "flow", EXAMPLE, *options, "--normalize", "none", "--workers", "2", "--out", out) == 0
+    graph = af.Attention.load(EXAMPLE).graph(heads="max", residual=0.3, without=[0, 12])
+    with pytest.warns(af.SaturationWarning):
+        expected = af.flow(graph, layers=[5], positions=[3], bottom=2, normalize=None)
+    written = json.loads(out.read_text())
+    assert np.array_equal(written["values"], expected.values)
+    assert (written["layers"], written["positions"], written["bottom"]) == ([5], [3], 2)
+    assert inside(monkeypatch, "raw", EXAMPLE, "--heads", "7", "--normalize", "receptive_field", "--out", out) == 0
+    assert json.loads(out.read_text())["normalize"] == "receptive_field"
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "npz"])
+def test_out_writes_by_ending_and_replaces(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / f"out.{ending}"
+    out.write_text("old")
+    assert inside(monkeypatch, "rollout", EXAMPLE, "--out", out) == 0
+    assert out.stat().st_size > 100
+    assert [file.name for file in tmp_path.iterdir()] == [out.name]
+
+
+def test_saturation_is_a_note_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "deep.npy", np.full((8, 9, 9), 1 / 9))
+    assert inside(monkeypatch, "flow", tmp_path / "deep.npy") == 0
+    captured = capsys.readouterr()
+    assert "note: attention flow from layer 8 is saturated" in " ".join(captured.err.split())
+    assert "* at the bound" in captured.out
+
+
+def test_tokens_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = ["[red]bold[/red]", "\x1b[31m", "line\nbreak", "\ud800", "</script>"]
+    af.Attention(np.full((1, 5, 5), 0.2), tokens=tokens).save(tmp_path / "odd.npz")
+    assert inside(monkeypatch, "raw", tmp_path / "odd.npz") == 0
+    shown = capsys.readouterr().out
+    assert "[red]bold[/red]" in shown
+    assert "\x1b[31m" not in shown
+    assert "line\\nbreak" in shown
+    assert run("raw", tmp_path / "odd.npz").returncode == 0
+
+
+def test_a_terminal_without_unicode_gets_plain_bars(causal: Path) -> None:
+    command = [sys.executable, "-m", "attnflow", "rollout", str(causal)]
+    shown = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=True)
+    assert b"####" in shown.stdout
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bad_files(tmp_path: Path) -> Path:
+    good = attention("peaky", 3, 4, np.random.default_rng(0))
+    arrays = {
+        "nan.npy": np.where(np.eye(4) > 0, np.nan, good),
+        "infinite.npy": np.where(np.eye(4) > 0, np.inf, good),
+        "negative.npy": good - 0.5,
+        "sums.npy": good * 1.5,
+        "oblong.npy": good[:, :3],
+        "axes.npy": good[0],
+        "empty.npy": np.empty((0, 4, 4)),
+        "words.npy": np.array(["a", "b"]),
+        "fused.npy": good,
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / name, array)
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}]), allow_pickle=True)
+    np.savez(tmp_path / "objects.npz", weights=np.array([{"a": 1}], dtype=object))
+    np.savez(tmp_path / "two.npz", a=good, b=good)
+    np.savez(tmp_path / "tokens.npz", weights=good, tokens=np.array(["just one"]))
+    np.savez(tmp_path / "newer.npz", weights=good, format=np.array(99))
+    np.savez(tmp_path / "whole.npz", weights=good)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "fused.npy").read_bytes()[:200])
+    (tmp_path / "text.npz").write_text("not an array at all")
+    (tmp_path / "nothing.npy").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+BAD = [
+    (["flow", "missing.npz"], "no such file"),
+    (["flow", "folder"], "folder"),
+    (["flow", "nan.npy"], "finite and not negative; got nan at layer 1, query 0, key 0"),
+    (["flow", "infinite.npy"], "finite and not negative"),
+    (["flow", "negative.npy"], "finite and not negative"),
+    (["rollout", "sums.npy"], "layer 1, query 0 sums to 1.5"),
+    (["rollout", "oblong.npy"], "square"),
+    (["rollout", "axes.npy"], "4 axes"),
+    (["rollout", "empty.npy"], "empty"),
+    (["rollout", "words.npy"], "real numbers"),
+    (["rollout", "tokens.npz"], "tokens must name each of 4 positions; got 1"),
+    (["rollout", "two.npz"], "one array, or one named 'weights'; it holds a, b"),
+    (["rollout", "newer.npz"], "newer attnflow"),
+    (["raw", "objects.npy"], "pickled objects"),
+    (["raw", "objects.npz"], "pickled objects"),
+    (["raw", "cut.npz"], "damaged"),
+    (["raw", "cut.npy"], "damaged"),
+    (["raw", "text.npz"], "pickled objects or no array"),
+    (["raw", "nothing.npy"], "damaged"),
+    (["flow", "fused.npy", "--residual", "1"], "residual must be"),
+    (["flow", "fused.npy", "--residual", "nan"], "residual must be"),
+    (["flow", "fused.npy", "--layer", "4"], "layers must be from 1 to 3; got 4"),
+    (["flow", "fused.npy", "--position", "4"], "positions must be from 0 to 3; got 4"),
+    (["flow", "fused.npy", "--bottom", "3"], "bottom must be from 0 to 2; got 3"),
+    (["flow", "fused.npy", "--bottom", "2", "--layer", "2"], "bottom must be below every layer"),
+    (["flow", "fused.npy", "--heads", "max"], "fused over heads already"),
+    (["flow", "fused.npy", "--heads", "median"], "fused over heads already"),
+    (["flow", EXAMPLE, "--heads", "median"], "unknown head fusion 'median'"),
+    (["flow", EXAMPLE, "--heads", "12"], "from 0 to 11; got 12"),
+    (["flow", EXAMPLE, "--heads", "-1"], "from 0 to 11; got -1"),
+    (["flow", "fused.npy", "--without", "x"], "--without must be positions like 0 or 0,7"),
+    (["flow", "fused.npy", "--without", "9"], "without must be from 0 to 3; got 9"),
+    (["flow", "fused.npy", "--without", "0", "--position", "0"], "position 0 was taken out"),
+    (["flow", "fused.npy", "--normalize", "max"], "unknown normalize 'max'"),
+    (["flow", "fused.npy", "--workers", "0"], "workers must be"),
+    (["flow", "fused.npy", "--out", "x.xlsx"], "ending must be one of .csv, .json, .npz; got .xlsx"),
+    (["flow", "fused.npy", "--out", "nowhere/x.csv"], "does not exist"),
+    (["flow", "fused.npy", "--out", "taken.csv"], "it is a folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+def test_bad_input_is_one_line_and_exit_status_2(
+    arguments: list[str], message: str, bad_files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bad_files / "taken.csv").mkdir()
+    monkeypatch.chdir(bad_files)
+    assert inside(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("attnflow: ")
+    assert message in captured.err
+
+
+def test_an_output_that_cannot_be_written_is_left_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "mine.csv"
+    out.write_text("mine")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != out)  # the tests may run as root, who may write everything
+    assert inside(monkeypatch, "raw", EXAMPLE, "--out", out) == 2
+    assert "it exists and is read-only" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+
+
+def test_no_traceback_and_status_2_in_a_process_of_its_own(bad_files: Path) -> None:
+    for arguments in (["flow", "missing.npz"], ["flow"], ["flow", "fused.npy", "--layer", "x"], ["nonsense"]):
+        ended = run(*arguments, cwd=bad_files)
+        assert ended.returncode == 2
+        assert "Traceback" not in ended.stderr
+
+
+def test_an_interruption_stops_within_a_second(tmp_path: Path) -> None:
+    np.save(tmp_path / "large.npy", attention("peaky", 8, 256, np.random.default_rng(0)))
+    program = (
+        "import attnflow as af, sys; a = af.Attention.load(sys.argv[1]); print('go', flush=True); af.flow(a, workers=int(sys.argv[2]))"
+    )
+    for workers in ("1", "2"):
+        command = [sys.executable, "-c", program, str(tmp_path / "large.npy"), workers]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "go\n"
+            time.sleep(3)
+            assert process.poll() is None, "the job must be long enough to interrupt"
+            asked = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=20)
+            took = time.monotonic() - asked
+        assert process.returncode != 0
+        assert took < 5, f"took {took:.1f} s"  # a second on a quiet machine

@@ -1,0 +1,316 @@
+"""What enters is checked and becomes the graph that DESIGN promises: weights, fusion, residual, masks, files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnflow as af
+from tests.oracles import Floats, any_attention, attention
+
+RNG = np.random.default_rng(0)
+
+
+def heads(layers: int = 3, count: int = 4, size: int = 5, kind: str = "peaky") -> Floats:
+    """[layer, head, query, key]."""
+    return np.stack([attention(kind, count, size, RNG) for _ in range(layers)])
+
+
+# ---- arrays of every library ----------------------------------------------------------------------------------------------------
+
+
+class ArrayOnly:
+    """An array of another library (JAX, TensorFlow) that numpy can only ask for its contents."""
+
+    def __init__(self, array: Floats) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        return np.asarray(self.array, dtype=dtype)
+
+
+class DlpackOnly:
+    """An array of another library that hands out its memory by dlpack only."""
+
+    def __init__(self, array: Floats) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+WEIGHTS = heads()
+
+
+@pytest.mark.parametrize(
+    ("given_as", "tolerance"),
+    [
+        (WEIGHTS, 0),
+        (WEIGHTS.tolist(), 0),
+        (WEIGHTS.astype(np.float32), 1e-7),
+        (WEIGHTS.astype(np.float16), 1e-3),
+        (torch.tensor(WEIGHTS, requires_grad=True), 0),
+        (torch.tensor(WEIGHTS).float(), 1e-7),
+        (torch.tensor(WEIGHTS).bfloat16(), 1e-2),
+        (torch.tensor(WEIGHTS).half(), 1e-3),
+        (torch.tensor(WEIGHTS).transpose(2, 3).contiguous().transpose(2, 3), 0),
+        ([torch.tensor(layer[None]) for layer in WEIGHTS], 0),
+        (tuple(torch.tensor(layer[None]).bfloat16() for layer in WEIGHTS), 1e-2),
+        (list(WEIGHTS), 0),
+        (WEIGHTS[:, None], 0),
+        (ArrayOnly(WEIGHTS), 0),
+        ([ArrayOnly(layer[None]) for layer in WEIGHTS], 0),
+        (DlpackOnly(WEIGHTS), 0),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, int | float) else None,
+)
+def test_weights_of_every_library_enter_as_they_are(given_as: Any, tolerance: float) -> None:
+    attention = af.Attention(given_as)
+    assert attention.weights.shape == (3, 4, 5, 5)
+    assert np.abs(attention.weights - WEIGHTS).max() <= tolerance + 1e-15
+    assert np.abs(attention.graph().edges.sum(axis=-1) - 1).max() < 1e-14
+
+
+def test_integers_and_booleans_are_weights_too() -> None:
+    assert af.Attention(np.eye(3, dtype=int)[None]).graph().edges.tolist() == [np.eye(3).tolist()]
+
+
+def test_what_was_given_is_not_changed() -> None:
+    mine = heads().astype(np.float32)
+    before = mine.copy()
+    af.flow(af.Attention(mine).graph(without=[0]), layers=[2])
+    assert (mine == before).all()
+
+
+@pytest.mark.parametrize(("precision", "off", "fits"), [("f8", 9e-7, True), ("f8", 2e-6, False), ("f4", 9e-5, True), ("f4", 2e-4, False)])
+@pytest.mark.parametrize("of", [af.Attention, af.AttentionGraph])
+def test_rows_may_be_off_by_their_precision_only(of: Any, precision: str, off: float, fits: bool) -> None:
+    weights = (heads(kind="flat")[:, 0] * (1 + off)).astype(precision)
+    if fits:
+        assert np.abs(of(weights).weights.sum(axis=-1) - 1).max() < 1e-6
+    else:
+        with pytest.raises(af.WeightsError, match="rows of the weights must sum to 1 within"):
+            of(weights)
+
+
+# ---- fusion ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_heads_are_fused_by_mean_max_min_one_head_or_a_function() -> None:
+    attention = af.Attention(WEIGHTS)
+    fusions: list[tuple[Any, Floats]] = [
+        ("mean", WEIGHTS.mean(axis=1)),
+        ("max", WEIGHTS.max(axis=1)),
+        ("min", WEIGHTS.min(axis=1)),
+        (2, WEIGHTS[:, 2]),
+        (np.median, np.median(WEIGHTS, axis=1)),
+        (lambda weights, axis: weights[:2].sum(axis=axis), WEIGHTS[:, :2].sum(axis=1)),
+    ]
+    for fusion, expected in fusions:
+        graph = attention.graph(heads=fusion)
+        assert np.abs(graph.weights - expected / expected.sum(axis=-1, keepdims=True)).max() < 1e-15
+
+
+def test_a_row_that_min_leaves_empty_looks_at_itself() -> None:
+    opposed = np.array([[[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]])
+    assert af.Attention(opposed).graph(heads="min").weights.tolist() == [[[1.0, 0.0], [0.5, 0.5]]]
+
+
+def test_residual_is_mixed_in_by_the_formula() -> None:
+    for residual in (0.0, 0.3, 0.5):
+        graph = af.Attention(WEIGHTS).graph(residual=residual)
+        assert np.abs(graph.edges - ((1 - residual) * WEIGHTS.mean(axis=1) + residual * np.eye(5))).max() < 1e-15
+
+
+def test_top_head_ends_the_graph_with_one_head_over_averaged_layers() -> None:
+    graph = af.Attention(WEIGHTS).graph(top_head=(2, 3), residual=0.4)
+    assert graph.depth == 2
+    direct = (0.6 * WEIGHTS[1, 3] + 0.4 * np.eye(5)) @ (0.6 * WEIGHTS[0].mean(axis=0) + 0.4 * np.eye(5))
+    assert np.abs(af.rollout(graph).values[-1] - direct).max() < 1e-14
+    assert np.abs(af.raw(graph).at(1, layer=2) - WEIGHTS[1, 3, 1]).max() < 1e-15
+
+
+def test_without_takes_a_position_out_before_the_residual() -> None:
+    """Three tokens, worked by hand: token 0 leaves, row 1 was (0.5, 0.1, 0.4), row 2 looked at nothing else."""
+    weights = np.array([[[0.2, 0.4, 0.4], [0.5, 0.1, 0.4], [1.0, 0.0, 0.0]]])
+    graph = af.Attention(weights, tokens=["a", "b", "c"]).graph(without=[0])
+    assert np.allclose(graph.edges[0], [[0.0, 0.0, 0.0], [0.0, 0.5 + 0.5 * 0.2, 0.5 * 0.8], [0.0, 0.0, 1.0]], atol=1e-15)
+    rolled = af.rollout(graph)
+    assert rolled.positions == (1, 2)
+    assert rolled.tokens == ("a", "b", "c")  # positions keep their numbers
+    assert np.allclose(rolled.values[0], [[0.0, 0.6, 0.4], [0.0, 0.0, 1.0]])
+    assert np.allclose(af.flow(graph, normalize=None).values[0], [[0.0, 0.6, 0.4], [0.0, 0.0, 1.0]])
+    with pytest.raises(af.OptionError, match="position 0 was taken out"):
+        af.rollout(graph, positions=[0])
+    with pytest.raises(af.OptionError, match="position 0 was taken out"):
+        af.max_flow(graph, source=(1, 1), target=(0, 0))
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_causal_is_found_out() -> None:
+    assert af.Attention(heads(kind="causal")).causal is True
+    assert af.Attention(heads(kind="flat")).causal is False
+    assert af.Attention(np.ones((2, 1, 1))).causal is False  # one token alone
+    with pytest.raises(af.WeightsError, match=r"mask hides a key \(causal=True"):
+        af.Attention(heads(kind="flat"), causal=True)
+
+
+def test_a_declared_mask_clears_what_rounding_left() -> None:
+    weights = heads(kind="causal")
+    weights[..., 0, 1] = 1e-9
+    attention = af.Attention(weights, causal=True)
+    assert attention.weights[..., 0, 1].max() == 0
+    assert np.abs(attention.weights.sum(axis=-1) - 1).max() < 1e-15
+
+
+def test_windows_are_one_for_all_or_one_a_layer() -> None:
+    weights = heads(kind="window")  # a query sees itself and two before it
+    assert af.Attention(weights, window=3).graph().window == (3, 3, 3)
+    assert af.Attention(weights, window=[3, None, 4]).graph(top_head=(2, 0)).window == (3, None)
+    with pytest.raises(af.WeightsError, match=r"mask hides a key \(causal=True, window=2"):
+        af.Attention(weights, window=2)
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(any_attention(), st.data())
+def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, weights: Floats, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("saved") / "weights.npz"
+    size = weights.shape[-1]
+    tokens = data.draw(st.none() | st.lists(st.text(), min_size=size, max_size=size))
+    words = data.draw(st.none() | st.lists(st.none() | st.integers(0, 5), min_size=size, max_size=size))
+    precision = data.draw(st.sampled_from([np.float32, np.float64]))
+    first = af.Attention(weights.astype(precision), tokens=tokens, words=words)
+    first.save(path)
+    second = af.Attention.load(path)
+    assert (first.weights == second.weights).all()
+    assert first.weights.dtype == second.weights.dtype == precision
+    for name in ("tokens", "words", "causal", "window", "fused"):
+        assert getattr(first, name) == getattr(second, name)
+
+
+def test_a_sink_share_is_kept(tmp_path: Path) -> None:
+    sink = RNG.random((3, 5))
+    af.Attention(WEIGHTS, sink=sink).save(tmp_path / "sink.npz")
+    kept = af.Attention.load(tmp_path / "sink.npz").sink
+    assert kept is not None
+    assert (kept == sink).all()
+
+
+def test_plain_arrays_and_foreign_npz_files_load(tmp_path: Path) -> None:
+    np.save(tmp_path / "plain.npy", WEIGHTS)
+    np.savez(tmp_path / "one.npz", attentions=WEIGHTS)
+    np.savez(tmp_path / "named.npz", weights=WEIGHTS, tokens=np.array(list("abcde")))
+    assert (af.Attention.load(tmp_path / "plain.npy").weights == af.Attention(WEIGHTS).weights).all()
+    assert (af.Attention.load(tmp_path / "one.npz").weights == af.Attention(WEIGHTS).weights).all()
+    assert af.Attention.load(tmp_path / "named.npz").tokens == tuple("abcde")
+
+
+def test_saving_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights.npz"
+    af.Attention(WEIGHTS).save(path)
+    before = path.read_bytes()
+
+    def full_disk(file: Any, **arrays: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full_disk)
+    with pytest.raises(af.FileError, match="No space left on device"):
+        af.Attention(WEIGHTS[:1]).save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["weights.npz"]
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------------------
+
+
+def changed(place: tuple[int, ...], value: float) -> Floats:
+    weights = WEIGHTS.copy()
+    weights[place] = value
+    return weights
+
+
+BAD_WEIGHTS: list[tuple[Any, str]] = [
+    (changed((1, 2, 3, 4), np.nan), "finite and not negative; got nan at layer 2, head 2, query 3, key 4"),
+    (changed((0, 0, 0, 0), np.inf), "finite and not negative; got inf at layer 1, head 0, query 0, key 0"),
+    (changed((2, 3, 4, 0), -0.5), "finite and not negative; got -0.5 at layer 3, head 3, query 4, key 0"),
+    (WEIGHTS * 2, "layer 1, head 0, query 0 sums to 2 "),
+    (np.zeros((1, 3, 3)), "sums to 0 "),
+    (WEIGHTS[..., :4], "square"),
+    (WEIGHTS[0, 0], "4 axes"),
+    (WEIGHTS[None, None], "one sequence|4 axes"),
+    (np.empty((0, 3, 3)), "empty"),
+    (np.empty((2, 0, 3, 3)), "empty"),
+    (np.empty((2, 1, 0, 0)), "empty"),
+    ([], "4 axes"),
+    ([None, None], "attn_implementation='eager'"),
+    ([WEIGHTS[0], WEIGHTS[0, :, :3, :3]], "same shape"),
+    ([np.stack([WEIGHTS[0]] * 2)], "one sequence"),
+    ("weights", "real numbers"),
+    (WEIGHTS.astype(complex), "real numbers"),
+    (np.array([[[object()]]]), "real numbers"),
+    ([[[1.0], [0.5, 0.5]]], "different shapes"),
+]
+
+
+@pytest.mark.parametrize(("weights", "message"), BAD_WEIGHTS)
+def test_bad_weights_get_one_clear_line(weights: Any, message: str) -> None:
+    with pytest.raises(af.WeightsError, match=message) as error:
+        af.Attention(weights)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, ValueError)
+
+
+BAD_OPTIONS: list[tuple[Any, str]] = [
+    (lambda: af.Attention(WEIGHTS, tokens=["a"]), "tokens must name each of 5 positions; got 1"),
+    (lambda: af.Attention(WEIGHTS, tokens="abcde"), "got one string"),
+    (lambda: af.Attention(WEIGHTS, words=[0, 1]), "words must give"),
+    (lambda: af.Attention(WEIGHTS, window=0), "a window must be"),
+    (lambda: af.Attention(WEIGHTS, window=[1]), "one a layer"),
+    (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
+    (lambda: af.Attention(WEIGHTS, sink=np.zeros(3)), "sink must have shape"),
+    (lambda: af.AttentionGraph(WEIGHTS), "3 axes"),
+    (lambda: af.AttentionGraph(WEIGHTS[:, 0], layer_names=("a",)), "layer_names must name each of 3"),
+    (lambda: af.Attention(WEIGHTS).graph(residual=1.0), "residual must be a number from 0"),
+    (lambda: af.Attention(WEIGHTS).graph(residual=-0.1), "residual must be"),
+    (lambda: af.Attention(WEIGHTS).graph(residual=float("nan")), "residual must be"),
+    (lambda: af.Attention(WEIGHTS).graph(heads="median"), "unknown head fusion 'median'; choose from mean, max, min"),
+    (lambda: af.Attention(WEIGHTS).graph(heads=4), "from 0 to 3; got 4"),
+    (lambda: af.Attention(WEIGHTS).graph(heads=-1), "from 0 to 3; got -1"),
+    (
+        lambda: af.Attention(WEIGHTS).graph(heads=1.5),  # type: ignore[arg-type]
+        "whole numbers; got 1.5",
+    ),
+    (lambda: af.Attention(WEIGHTS).graph(heads=lambda weights, axis: weights), "a head fusion must turn"),
+    (lambda: af.Attention(WEIGHTS).graph(top_head=(4, 0)), "layer of top_head must be from 1 to 3; got 4"),
+    (lambda: af.Attention(WEIGHTS).graph(top_head=(1, 9)), "from 0 to 3; got 9"),
+    (
+        lambda: af.Attention(WEIGHTS).graph(top_head=3),  # type: ignore[arg-type]
+        "a pair .layer, head.; got 3",
+    ),
+    (lambda: af.Attention(WEIGHTS).graph(without=[5]), "without must be from 0 to 4; got 5"),
+    (lambda: af.Attention(WEIGHTS).graph(without=range(5)), "leave at least one"),
+    (lambda: af.Attention(WEIGHTS[:, 0]).graph(heads="max"), "fused over heads already .mean."),
+    (lambda: af.Attention(WEIGHTS[:, 0]).graph(heads=0), "fused over heads already"),
+    (lambda: af.Attention(WEIGHTS[:, 0]).graph(top_head=(1, 0)), "fused over heads already"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD_OPTIONS)
+def test_bad_options_get_one_clear_line(call: Any, message: str) -> None:
+    with pytest.raises(af.AttnFlowError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, ValueError)

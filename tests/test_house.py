@@ -1,0 +1,72 @@
+"""The promises of the package as a whole: imports, the order of the house, the wheel's contents, the changelog."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnflow as af
+
+SOURCE = Path(af.__file__).parent
+ROOT = Path(__file__).parent.parent
+HEAVY = ["torch", "transformers", "numba", "scipy.stats", "matplotlib", "pandas", "rich", "typer"]
+# from top to bottom; a file imports only from files above it
+HOUSE = ["errors", "files", "progress", "graph", "attention", "maxflow", "flows", "results", "methods", "cli", "__main__"]
+# imports inside a function that point down the house, allowed one by one: (file, imported)
+ALLOWED: set[tuple[str, str]] = set()
+
+
+def test_import_attnflow_loads_nothing_heavy() -> None:
+    program = f"import sys, attnflow; print([name for name in {HEAVY} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def imported_by(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("attnflow."):
+            names.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("attnflow.")}
+    return names
+
+
+def test_every_file_has_its_place_and_imports_point_up() -> None:
+    files = {path.stem: path for path in SOURCE.glob("*.py") if path.stem != "__init__"}
+    assert sorted(files) == sorted(HOUSE)
+    for name, path in files.items():
+        for other in imported_by(path):
+            assert HOUSE.index(other) < HOUSE.index(name) or (name, other) in ALLOWED, (
+                f"{name}.py imports {other}.py, which stands below it"
+            )
+
+
+def test_the_kernels_know_numpy_and_numba_only() -> None:
+    tree = ast.parse((SOURCE / "maxflow.py").read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {str(module).split(".")[0] for module in modules} == {"typing", "numpy", "numba", "llvmlite"}
+
+
+def test_a_missing_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[pandas\]'") as error:
+        af.raw([[[1.0]]]).to_pandas()
+    assert isinstance(error.value, ImportError)
+
+
+def test_version_has_a_changelog_entry() -> None:
+    assert f"## {af.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_ships_is_typed_and_has_its_example() -> None:
+    assert (SOURCE / "py.typed").exists()
+    assert (SOURCE / "example.npz").stat().st_size < 200_000
+    assert af.Attention.load(SOURCE / "example.npz").heads == 12
+
+
+def test_every_public_function_has_a_runnable_example() -> None:
+    for function in (af.raw, af.rollout, af.flow, af.max_flow, af.Attention, af.AttentionGraph, af.TokenAttention, af.Attention.graph):
+        assert ">>>" in (function.__doc__ or ""), function
