@@ -28,7 +28,9 @@ app = typer.Typer(
 File = Annotated[
     Path,
     typer.Argument(
-        readable=False, show_default=False, help="An .npz or .npy file of weights [layer, head, query, key] or [layer, query, key]."
+        readable=False,
+        show_default=False,
+        help="An .npz or .npy file of weights: one number a layer, head, query and key; heads may be fused.",
     ),
 ]
 Layer = Annotated[int | None, typer.Option(help="Explain this layer's output; the top one if not given.", show_default=False)]
@@ -111,17 +113,7 @@ def flow(
 @app.command()
 def demo() -> None:
     """Explain an example that ships with attnflow: a real model's attention, by all three methods."""
-    with as_file(files("attnflow") / "example.npz") as path:
-        attention = Attention.load(path)
-    graph = attention.graph()
-    results = [run(method, graph, None, None, "sum") for method in METHODS]
-    console = Console()
-    console.print(Text(f"{attention}: MiniLM reads “{' '.join(results[0].tokens[1:-1])}”"))
-    console.print(Text(f"What reaches position 0, {results[0].queries[0]}, of layer {graph.depth}:"))
-    print_table(console, results)
-    console.print(
-        Text("In Python: af.flow(af.Attention.load('weights.npz')).at(position=0). On the command line: attnflow flow weights.npz")
-    )
+    show_demo(Console())
 
 
 # ---- what the commands share --------------------------------------------------------------------------------------------------
@@ -167,6 +159,16 @@ def finish(result: TokenAttention, out: Path | None) -> None:
     title = f"{result.method}: from layer {result.layers[0]}, position {result.positions[0]} ({printable(result.queries[0])}), to {down_to}"
     console.print(Text(title))
     print_table(console, [result])
+
+
+def show_demo(console: Console) -> None:
+    with as_file(files("attnflow") / "example.npz") as path:
+        attention = Attention.load(path)
+    graph = attention.graph()
+    results = [run(method, graph, None, None, "sum") for method in METHODS]
+    console.print(Text(f"MiniLM (6 layers, 12 heads) reads: {' '.join(results[0].tokens[1:-1])}"))
+    console.print(Text(f"How much each token reaches position 0, {results[0].queries[0]}, in layer {graph.depth}, by three methods:"))
+    print_table(console, results)
 
 
 def print_table(console: Console, results: list[TokenAttention]) -> None:

@@ -291,12 +291,9 @@ def send(start_climbs, enough, first, last, inner, supply, demand, unused, down,
 
 # Each phase leaves no path of the length that it used (a blocking flow), so lengths grow and the phases end (Dinic).
 @njit(cache=True, nogil=True)
-def search(bound, causal, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent):
+def search(bound, first, last, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent):
     """The maximum flow from supply to demand, or `bound` where the flow meets it; what is left stands in the scratch arrays."""
-    first, last = window(supply, demand, causal)
-    if first > last:
-        return 0.0
-    down[:, :, :] = ways
+    down[:, first : last + 1] = ways[:, first : last + 1]
     flow = 0.0
     while flow < bound - MET:
         climbs = find_near(first, last, supply, demand, down, up, near, known)
@@ -308,11 +305,11 @@ def search(bound, causal, inner, ways, supply, demand, unused, down, up, near, k
 
 
 @njit(cache=True, nogil=True)
-def restore(inner, unused, up):
+def restore(first, last, inner, unused, up):
     """Take back all flow: it can only be where a bit of `up` is set, or where it was taken back already."""
-    steps, nodes, words = up.shape
+    steps, _, words = up.shape
     for step in range(steps):
-        for v in range(nodes):
+        for v in range(first, last + 1):
             for word in range(words):
                 rest = up[step, v, word]
                 up[step, v, word] = 0
@@ -333,8 +330,10 @@ def search_pairs(
         if np.isnan(flows[k, m]):
             supply[:] = supplies[k]
             demand[:] = demands[m]
-            flows[k, m] = search(bounds[k, m], causal, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent)
-            restore(inner, unused, up)
+            first, last = window(supply, demand, causal)
+            bound = bounds[k, m]
+            flows[k, m] = search(bound, first, last, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent)
+            restore(first, last, inner, unused, up)
 
 
 # ---- what a search needs, and one pair in full -------------------------------------------------------------------------------
@@ -381,7 +380,7 @@ def one_flow(edges: Floats, source: int, target: int) -> tuple[float, Floats, np
         supply, demand, unused, _, _, _, known, _, _, _ = mine
         supply[:] = edges[-1, source]
         demand[:] = edges[0, :, target]
-        search(np.inf, False, inner, ways, *mine)
+        search(np.inf, 0, nodes - 1, inner, ways, *mine)
         flow[-1, source] = edges[-1, source] - supply
         flow[1:-1] = inner - unused
         flow[0, :, target] += edges[0, :, target] - demand
