@@ -3,11 +3,13 @@
 import ast
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import attnflow as af
+from attnflow import progress
 
 SOURCE = Path(af.__file__).parent
 ROOT = Path(__file__).parent.parent
@@ -70,3 +72,15 @@ def test_what_ships_is_typed_and_has_its_example() -> None:
 def test_every_public_function_has_a_runnable_example() -> None:
     for function in (af.raw, af.rollout, af.flow, af.max_flow, af.Attention, af.AttentionGraph, af.TokenAttention, af.Attention.graph):
         assert ">>>" in (function.__doc__ or ""), function
+
+
+def test_a_progress_bar_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    with progress.progress_bar("quiet") as tick:
+        tick(1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress.progress_bar("long work") as tick:
+        tick(1, 2)
+        time.sleep(0.3)
+    assert "long work" in capsys.readouterr().err

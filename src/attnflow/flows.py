@@ -16,7 +16,7 @@ import numpy.typing as npt
 from attnflow.maxflow import MET, Bits, Floats, Scratch, bounds_from_below, scratch, search_pairs, two_layers, ways_of
 
 Tick = Callable[[int, int], None]  # told how much is done, and of how much
-BLOCK = 2_000_000  # nodes whose searches make one block of work: about a fifth of a second, so that Ctrl-C is heard
+BLOCK = 400_000  # nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
 
 
 # Outer cuts. All flow leaves the source and enters the target, so it is at most the sum of either side. In a causal graph edges

@@ -228,10 +228,10 @@ class Request:
             self.warn_if_saturated(at_bound)
         if self.normalize == "receptive_field":
             field = compute(self.graph.uniform())
-            values = np.divide(values, field, out=np.zeros_like(values), where=field > 0)
+            np.divide(values, field, out=values, where=field > 0)  # nothing is reached outside of the field
         if self.normalize is not None:
             sums = values.sum(axis=-1, keepdims=True)
-            values = np.divide(values, sums, out=np.zeros_like(values), where=sums > 0)
+            np.divide(values, sums, out=values, where=sums > 0)
         tokens = names(self.graph)
         return TokenAttention(
             values=values,
