@@ -14,7 +14,7 @@ test: .venv/installed-dev  ## ruff, mypy --strict, all tests, the examples in RE
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 bench: .venv/installed-bench  ## attnflow against its peers, written to benchmarks/results
 	$(BIN)/python benchmarks/flow.py

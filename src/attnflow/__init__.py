@@ -7,9 +7,12 @@ array([0.6875, 0.3125])
 """
 
 from attnflow.attention import Attention
-from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError, SaturationWarning, WeightsError
+from attnflow.capture import capture
+from attnflow.errors import AttnFlowError, CaptureError, FileError, MissingExtraError, OptionError, SaturationWarning, WeightsError
+from attnflow.generation import Generation, PromptAttention, generate
 from attnflow.graph import AttentionGraph
 from attnflow.methods import METHODS, flow, max_flow, raw, rollout
+from attnflow.models import Model, load
 from attnflow.results import MaxFlow, TokenAttention
 
 __version__ = "0.1.0"
@@ -19,14 +22,21 @@ __all__ = [
     "Attention",
     "AttentionGraph",
     "AttnFlowError",
+    "CaptureError",
     "FileError",
+    "Generation",
     "MaxFlow",
     "MissingExtraError",
+    "Model",
     "OptionError",
+    "PromptAttention",
     "SaturationWarning",
     "TokenAttention",
     "WeightsError",
+    "capture",
     "flow",
+    "generate",
+    "load",
     "max_flow",
     "raw",
     "rollout",

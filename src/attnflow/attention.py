@@ -19,6 +19,7 @@ from attnflow.graph import (
     check_rows,
     freeze,
     integers,
+    layer_names_of,
     masked,
     names_of,
     positions_of,
@@ -41,6 +42,7 @@ class Attention:
     tokens: one name a position. causal: no query sees a later key (found out when not given). window: a query sees only keys less than
     so many positions away, one number for all layers or one (or None) a layer. words: the word that each token belongs to, by number.
     fused: how heads were fused, where they were. sink: [layer, query], the share of attention that went to no token.
+    layer_names: what each layer is, where they are not simply a model's layers. grid: patches down and across, for images.
 
     >>> attention = Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"])
     >>> attention
@@ -54,6 +56,8 @@ class Attention:
     words: tuple[int | None, ...] | None
     fused: str | None
     sink: Floats | None  # [layer, query]
+    layer_names: tuple[str, ...] | None
+    grid: tuple[int, int] | None
 
     def __init__(
         self,
@@ -65,6 +69,8 @@ class Attention:
         words: Iterable[int | None] | None = None,
         fused: str | None = None,
         sink: Any = None,
+        layer_names: Iterable[str] | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> None:
         array, precision = stack_layers(weights)
         if array.ndim not in (3, 4):
@@ -88,6 +94,8 @@ class Attention:
             words=words_of(words, size),
             fused=fused,
             sink=sink,
+            layer_names=layer_names_of(layer_names, depth),
+            grid=None if grid is None else (int(grid[0]), int(grid[1])),
         )
 
     @property
@@ -137,6 +145,7 @@ class Attention:
             window=self.window[: len(fused)],
             words=self.words,
             removed=gone,
+            layer_names=None if self.layer_names is None else self.layer_names[: len(fused)],
         )
 
     def _fuse(self, heads: str | int | Callable[..., Array]) -> Floats:
@@ -204,6 +213,10 @@ class Attention:
             arrays["fused"] = np.array(self.fused)
         if self.sink is not None:
             arrays["sink"] = self.sink
+        if self.layer_names is not None:
+            arrays["layer_names"] = np.array(self.layer_names)
+        if self.grid is not None:
+            arrays["grid"] = np.array(self.grid)
         return write_file(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
     @classmethod
@@ -230,6 +243,8 @@ class Attention:
                 words=[int(word) for word in arrays["words"]] if "words" in arrays else None,
                 fused=str(arrays["fused"]) if "fused" in arrays else None,
                 sink=arrays.get("sink"),
+                layer_names=[str(name) for name in arrays["layer_names"]] if "layer_names" in arrays else None,
+                grid=tuple(arrays["grid"].tolist()) if "grid" in arrays else None,
             )
         except (TypeError, UnicodeDecodeError) as error:
             raise FileError(f"{path} is not a file of attention weights that attnflow wrote: {error}") from error

@@ -17,6 +17,10 @@ class FileError(AttnFlowError, ValueError):
     """A file that cannot be read as what it should be, or cannot be written."""
 
 
+class CaptureError(AttnFlowError, ValueError):
+    """A model whose attention cannot be captured, or did not come out as attention."""
+
+
 class MissingExtraError(AttnFlowError, ImportError):
     """A library that this function needs and that is not installed."""
 

@@ -65,9 +65,6 @@ class AttentionGraph:
         gone = positions_of(removed, size, "removed")
         checked = check_rows(array, precision, skip=gone).astype(np.float64, copy=False)
         checked, is_masked, windows = masked(checked, causal, window)
-        names = None if layer_names is None else tuple(layer_names)
-        if names is not None and len(names) != depth:
-            raise WeightsError(f"layer_names must name each of {depth} layers; got {len(names)} names")
         freeze(
             self,
             weights=take_out(checked, gone) if gone else checked,
@@ -77,7 +74,7 @@ class AttentionGraph:
             window=windows,
             words=words_of(words, size),
             removed=gone,
-            layer_names=names,
+            layer_names=layer_names_of(layer_names, depth),
         )
 
     @property
@@ -199,6 +196,13 @@ def names_of(names: Iterable[str] | None, size: int, what: str) -> tuple[str, ..
     found = tuple(str(name) for name in names)
     if len(found) != size:
         raise WeightsError(f"{what} must name each of {size} positions; got {len(found)} names")
+    return found
+
+
+def layer_names_of(names: Iterable[str] | None, depth: int) -> tuple[str, ...] | None:
+    found = None if names is None else tuple(names)
+    if found is not None and len(found) != depth:
+        raise WeightsError(f"layer_names must name each of {depth} layers; got {len(found)} names")
     return found
 
 

@@ -1,0 +1,353 @@
+"""`Model`: a torch model with its tokenizer or image processor, what it predicts, and the position that its prediction comes from."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnflow.errors import CaptureError, FileError, MissingExtraError, OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+# what a model is for, by how its class is named
+TASKS = {
+    "ForSequenceClassification": "sequence classification",
+    "ForTokenClassification": "token classification",
+    "ForImageClassification": "image classification",
+    "ForMaskedLM": "masked LM",
+    "ForConditionalGeneration": "sequence to sequence",
+    "MTModel": "sequence to sequence",  # MarianMTModel
+    "ForCausalLM": "causal LM",
+    "LMHeadModel": "causal LM",
+}
+EXTRA_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl", "roberta-prelayernorm"}  # count from padding_idx + 1
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One input as the model takes it: token ids, or the pixels of an image; and how its positions are called."""
+
+    ids: tuple[int, ...]  # of the encoder, or of a decoder that stands alone; empty for images
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...] | None = None
+    decoder_ids: tuple[int, ...] = ()  # of a decoder with an encoder
+    decoder_tokens: tuple[str, ...] = ()
+    pixels: "torch.Tensor | None" = None  # [channel, height, width]
+    grid: tuple[int, int] | None = None  # patches down and across
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Model:
+    """A Hugging Face model and what turns inputs into its inputs: a tokenizer or an image processor.
+
+    Without either, inputs are token ids (or pixel tensors), and tokens are called by their ids.
+    """
+
+    model: Any
+    tokenizer: Any
+    image_processor: Any
+    task: str
+
+    def __init__(self, model: Any, processor: Any = None) -> None:
+        require_torch()
+        if not hasattr(model, "config") or not hasattr(model, "named_modules"):
+            raise OptionError(
+                f"Model takes a Hugging Face model; got {type(model).__name__} (for plain PyTorch modules there is af.record)"
+            )
+        tokenizer = getattr(processor, "tokenizer", processor if hasattr(processor, "convert_ids_to_tokens") else None)
+        images = getattr(processor, "image_processor", processor if tokenizer is None and callable(processor) else None)
+        if processor is not None and tokenizer is None and images is None:
+            raise OptionError(f"a Model's processor must be a tokenizer or an image processor; got {type(processor).__name__}")
+        for name, value in {"model": model, "tokenizer": tokenizer, "image_processor": images, "task": task_of(model)}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def name(self) -> str:
+        """The model's class, for messages."""
+        return type(self.model).__name__
+
+    @property
+    def is_vision(self) -> bool:
+        """Whether its inputs are images."""
+        return getattr(self.model, "main_input_name", "input_ids") == "pixel_values"
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether a decoder looks at an encoder."""
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that the model takes; None if there is no such number."""
+        config = self.model.config
+        limits = [getattr(config, "max_position_embeddings", None), getattr(self.tokenizer, "model_max_length", None)]
+        if limits[0] is not None and getattr(config, "model_type", "") in EXTRA_POSITIONS:
+            limits[0] -= 2
+        known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**7]
+        return min(known) if known and not self.is_vision else None
+
+    def encode(self, value: Any, *, truncation: bool = False) -> Encoded:
+        """One input: a text, token ids, an image; for sequence-to-sequence models also a pair (source, target)."""
+        if self.is_vision:
+            return self._encode_image(value)
+        target = None
+        if self.is_encoder_decoder and isinstance(value, tuple) and len(value) == 2 and not all(isinstance(part, int) for part in value):
+            value, target = value
+        ids, words = self._ids(value, truncation)
+        decoder: tuple[int, ...] = ()
+        if self.is_encoder_decoder:
+            decoder = self._decoder_ids(ids, target, truncation)
+        return Encoded(ids, self.names(ids), words, decoder, self.names(decoder))
+
+    def _ids(self, value: Any, truncation: bool, **options: Any) -> tuple[tuple[int, ...], tuple[int | None, ...] | None]:
+        words = None
+        if isinstance(value, str):
+            if self.tokenizer is None:
+                raise OptionError("this model has no tokenizer, so it takes token ids; got a text: give Model(model, tokenizer)")
+            if not value.strip():
+                raise OptionError(f"a text must not be empty; got {value!r}")
+            encoded = self.tokenizer(value, truncation=False, verbose=False, **options) if not options else self.tokenizer(**options)
+            found = list(encoded["input_ids"])
+            words = tuple(encoded.word_ids()) if getattr(encoded, "is_fast", False) else None
+        else:
+            found = token_ids(value)
+        if not found:
+            raise OptionError("an input must have at least one token; got none")
+        longest = self.longest
+        if longest is not None and len(found) > longest:
+            if not truncation:
+                raise OptionError(f"this model takes at most {longest} tokens; got {len(found)}: pass truncation=True to cut the rest off")
+            if isinstance(value, str):
+                encoded = self.tokenizer(value, truncation=True, max_length=longest)
+                found, words = list(encoded["input_ids"]), tuple(encoded.word_ids()) if getattr(encoded, "is_fast", False) else None
+            else:
+                found = found[:longest]
+        size = self.model.get_input_embeddings().weight.shape[0]
+        if min(found) < 0 or max(found) >= size:
+            worst = max(found) if max(found) >= size else min(found)
+            raise CaptureError(f"token ids of {self.name} must be from 0 to {size - 1}; got {worst}: the tokenizer does not fit the model")
+        return tuple(found), words
+
+    def _decoder_ids(self, ids: tuple[int, ...], target: Any, truncation: bool) -> tuple[int, ...]:
+        """What the decoder reads: the target if one is given; a classifier's own shifted input; else the start token."""
+        config = self.model.config
+        starts = [getattr(config, "decoder_start_token_id", None), getattr(config, "bos_token_id", None), 0]
+        start = next(int(each) for each in starts if each is not None)
+        if target is not None:
+            found = list(self.tokenizer(text_target=target)["input_ids"]) if isinstance(target, str) else token_ids(target)
+            return (start, *found) if not found or found[0] != start else tuple(found)
+        if self.task == "sequence classification":  # BART-like models shift the input to the right themselves
+            return (start, *ids[:-1])
+        return (start,)
+
+    def _encode_image(self, value: Any) -> Encoded:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            pixels = value[0] if value.ndim == 4 and value.shape[0] == 1 else value
+        elif self.image_processor is None:
+            raise OptionError(f"this model has no image processor, so it takes pixel tensors; got {type(value).__name__}")
+        else:
+            try:
+                pixels = self.image_processor(images=value, return_tensors="pt")["pixel_values"][0]
+            except (ValueError, TypeError, AttributeError, OSError) as error:
+                raise OptionError(f"{self.name} takes an image (PIL, numpy or a tensor); got {type(value).__name__}: {error}") from error
+        channels = getattr(self.model.config, "num_channels", 3)
+        if pixels.ndim != 3 or pixels.shape[0] != channels:
+            raise OptionError(f"an image must have shape [{channels}, height, width]; got {tuple(pixels.shape)}")
+        patch = self.model.config.patch_size
+        down, across = patch if isinstance(patch, Sequence) else (patch, patch)
+        grid = (pixels.shape[1] // down, pixels.shape[2] // across)
+        special = special_tokens(self.model)
+        patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
+        return Encoded((), (*special, *patches), pixels=pixels, grid=grid)
+
+    def names(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The tokens of ids; the ids themselves without a tokenizer."""
+        if self.tokenizer is None:
+            return tuple(str(each) for each in ids)
+        tokens = self.tokenizer.convert_ids_to_tokens(list(ids))
+        return tuple(str(each) if token is None else str(token) for each, token in zip(ids, tokens, strict=True))
+
+    def focal(self, encoded: Encoded, *, causal: bool) -> int:
+        """The position that the prediction comes from, in the graph of `capture`."""
+        if self.task == "masked LM":
+            mask = getattr(self.tokenizer, "mask_token_id", None)
+            if mask is None or mask not in encoded.ids:
+                token = getattr(self.tokenizer, "mask_token", None) or "a mask token"
+                raise OptionError(f"a masked LM is explained at its mask, and this text has none; put {token} in it")
+            return encoded.ids.index(mask)
+        if self.is_encoder_decoder:
+            ends = [place for place, each in enumerate(encoded.decoder_ids) if each == self.model.config.eos_token_id]
+            last = len(encoded.decoder_ids) - 1
+            return len(encoded.ids) + (ends[-1] if self.task == "sequence classification" and ends else last)
+        return len(encoded.tokens) - 1 if causal else 0
+
+    def predict(self, inputs: Any) -> list[tuple[str, float]]:
+        """The most probable label (or next, or masked, token) of each input, with its probability."""
+        import torch
+
+        found = []
+        for encoded in [self.encode(value) for value in (inputs if isinstance(inputs, list) else [inputs])]:
+            with evaluating(self.model), torch.no_grad():
+                logits = self.model(**self.batch([encoded])).logits[0].float()
+            if logits.ndim == 2:  # [position, label]: the focal one's, counted within the part that has logits
+                offset = len(encoded.ids) if self.is_encoder_decoder else 0
+                logits = logits[self.focal(encoded, causal=self.task == "causal LM") - offset]
+            probabilities = logits.softmax(dim=-1)
+            best = int(probabilities.argmax())
+            found.append((self.label(best), float(probabilities[best])))
+        return found
+
+    def label(self, index: int) -> str:
+        """The name of a class, or of a token for language models."""
+        if self.task in ("masked LM", "causal LM", "sequence to sequence"):
+            return self.names([index])[0]
+        return str(getattr(self.model.config, "id2label", {}).get(index, index))
+
+    def batch(self, inputs: Sequence[Encoded]) -> dict[str, "torch.Tensor"]:
+        """The model's own arguments for several inputs, padded on the right."""
+        import torch
+
+        device = self.model.device
+        if self.is_vision:
+            pixels = [encoded.pixels for encoded in inputs if encoded.pixels is not None]
+            return {"pixel_values": torch.stack(pixels).to(device=device, dtype=self.model.dtype)}
+        ids, mask = padded([encoded.ids for encoded in inputs], self.padding)
+        arguments = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        if self.is_encoder_decoder and self.task != "sequence classification":
+            ids, mask = padded([encoded.decoder_ids for encoded in inputs], self.padding)
+            arguments |= {"decoder_input_ids": ids.to(device), "decoder_attention_mask": mask.to(device)}
+        return arguments
+
+    @property
+    def padding(self) -> int:
+        """The id that stands where there is no token."""
+        known = [getattr(self.tokenizer, "pad_token_id", None), getattr(self.model.config, "pad_token_id", None), 0]
+        size = self.model.get_input_embeddings().weight.shape[0]
+        return next(int(each) for each in known if isinstance(each, int) and 0 <= each < size)
+
+    def __repr__(self) -> str:
+        return f"<Model: {self.name}, {self.task}>"
+
+
+def load(name: str | os.PathLike[str]) -> Model:
+    """A model from a hub id, a folder, or a folder with a GGUF file; safetensors or GGUF only, and never a model's own code."""
+    require_torch()
+    import transformers
+
+    place = Path(name)
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if place.is_dir():
+        options |= folder_options(place)
+    gguf = {key: value for key, value in options.items() if key == "gguf_file"}
+    weights = {} if gguf else {"use_safetensors": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **options)
+        architecture = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+        kind = getattr(transformers, architecture, transformers.AutoModel)
+        model = (transformers.AutoModelForCausalLM if gguf else kind).from_pretrained(name, **gguf, **weights)
+        return Model(model, processor_of(name, config, options))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if isinstance(error, FileError | CaptureError | OptionError):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FileError(
+            f"cannot load {name} (a folder of a model, or a hub id that is in the cache or can be downloaded): {reason}"
+        ) from error
+
+
+def folder_options(place: Path) -> dict[str, str]:
+    """What to load from a folder, or why it cannot be loaded."""
+    if list(place.glob("*.safetensors")):
+        return {}
+    found = sorted(path.name for path in place.glob("*.gguf"))
+    if found:
+        return {"gguf_file": found[0]}
+    pickles = sorted(path.name for path in place.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if pickles:
+        raise FileError(f"{place} holds weights as pickles ({pickles[0]}), which can run code; save them with safe_serialization=True")
+    raise FileError(f"{place} holds no weights: a model.safetensors or a .gguf file is needed")
+
+
+def processor_of(name: str | os.PathLike[str], config: Any, options: dict[str, Any]) -> Any:
+    """The tokenizer or image processor that belongs to a model; None if there is none."""
+    import transformers
+
+    vision = hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
+    kind = transformers.AutoImageProcessor if vision else transformers.AutoTokenizer
+    try:
+        return kind.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError):
+        return None  # then it takes token ids, and says so when it is given a text
+
+
+def task_of(model: Any) -> str:
+    """What a model is for."""
+    name = type(model).__name__
+    for ending, task in TASKS.items():
+        if name.endswith(ending):
+            return task
+    return "encoder-decoder" if getattr(model.config, "is_encoder_decoder", False) else "encoder"
+
+
+def special_tokens(model: Any) -> list[str]:
+    """What stands before the patches of an image."""
+    names = {name for name, _ in model.named_parameters()}
+
+    def has(word: str) -> bool:
+        return any(name.endswith(word) for name in names)
+
+    registers = getattr(model.config, "num_register_tokens", 0) or 0
+    first = ["[CLS]"] if has("cls_token") or has("class_embedding") else []
+    distilled = ["[DISTILL]"] if has("distillation_token") else []
+    return [*first, *distilled, *(f"[REG{number}]" for number in range(registers))]
+
+
+def token_ids(value: Any) -> list[int]:
+    """Token ids from a list, an array or a tensor of whole numbers, of one sequence."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Iterable):
+        value = list(value)
+        if len(value) == 1 and isinstance(value[0], list):
+            value = value[0]
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+            return [int(each) for each in value]
+    raise OptionError(f"an input must be a text or token ids; got {type(value).__name__}")
+
+
+def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Ids and mask [sequence, position], padded on the right."""
+    import torch
+
+    longest = max(map(len, sequences))
+    ids = torch.tensor([[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences])
+    mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences])
+    return ids, mask
+
+
+class evaluating:  # noqa: N801  # reads as a phrase: with evaluating(model)
+    """A block in which a model is in eval mode, every part of it; afterwards each part is as it was."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.training: list[Any] = []
+
+    def __enter__(self) -> None:
+        self.training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+
+    def __exit__(self, *error: object) -> None:
+        for module in self.training:
+            module.training = True
+
+
+def require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("models need torch and transformers: pip install 'attnflow[models]'") from error

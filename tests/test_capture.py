@@ -1,0 +1,371 @@
+"""Captured weights are the model's own, for every family, in a batch as alone, and the model is left as it was found."""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+import attnflow as af
+from attnflow.capture import listening
+from tests.families import DECODERS, ENCODERS, FAMILIES, PAIRS, VISION, build
+from tests.oracles import Floats
+
+SAME = 1e-5
+IDS = [7, 23, 41, 9, 55, 12, 30, 8, 17, 44, 5]
+TARGET = [11, 6, 29, 33]
+STACKS = {**ENCODERS, **DECODERS}
+
+
+def example(family: str) -> Any:
+    """An input for a family."""
+    if family in VISION:
+        return torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(3))
+    return (IDS, TARGET) if family in PAIRS else IDS
+
+
+def arguments(family: str) -> dict[str, torch.Tensor]:
+    """The same input as the model takes it."""
+    model = af.Model(build(family))
+    return model.batch([model.encode(example(family))])
+
+
+def eager(family: str) -> Any:
+    """What the family's own eager attention returns."""
+    with torch.no_grad():
+        return build(family, "eager")(**arguments(family), output_attentions=True)
+
+
+def stacked(layers: Any) -> Floats:
+    """[layer, head, query, key] of the first sequence, rows summing to 1 (those of sinks do not)."""
+    weights: Floats = np.stack([layer[0].double().numpy() for layer in layers])
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def expected(family: str) -> Floats:
+    """The graph's weights by the plain definition: block matrices for encoder-decoders."""
+    output = eager(family)
+    if family not in PAIRS:
+        return stacked(output.attentions)
+    encoder, decoder, cross = (stacked(getattr(output, name)) for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"))
+    source, target = len(IDS), decoder.shape[-1]
+    heads = encoder.shape[1]
+    layers = []
+    for weights in encoder:
+        layers.append(
+            np.stack([np.block([[each, np.zeros((source, target))], [np.zeros((target, source)), np.eye(target)]]) for each in weights])
+        )
+    for own, other in zip(decoder, cross, strict=True):
+        zeros = np.zeros((source, target))
+        layers.append(np.stack([np.block([[np.eye(source), zeros], [zeros.T, own[head]]]) for head in range(heads)]))
+        layers.append(np.stack([np.block([[np.eye(source), zeros], [other[head], np.zeros((target, target))]]) for head in range(heads)]))
+    return np.stack(layers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_capture_equals_output_attentions(family: str) -> None:
+    weights = expected(family)
+    captured = af.capture(af.Model(build(family)), example(family), heads=None)
+    assert captured.weights.shape == weights.shape
+    assert np.abs(captured.weights - weights).max() < SAME
+    for heads in ("mean", "max", "min"):
+        fused = af.capture(af.Model(build(family)), example(family), heads=heads)
+        assert fused.fused == heads
+        assert np.abs(fused.graph(heads=heads).edges - captured.graph(heads=heads).edges).max() < SAME
+    assert captured.causal == (family in DECODERS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("implementation", [None, "eager"])
+def test_outputs_are_bit_identical_and_the_model_is_left_as_found(family: str, implementation: str | None) -> None:
+    model = build(family, implementation)
+    given = arguments(family)
+    before = state(model)
+    with torch.no_grad():
+        plain = model(**given)
+        with listening(model, "mean"):
+            heard = model(**given)
+    for name, value in plain.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, heard[name]), name
+    af.capture(af.Model(model), example(family))
+    assert state(model) == before
+
+
+def state(model: Any) -> Any:
+    """All of a model that capture could change."""
+    hooks = [
+        len(getattr(module, name)) for module in model.modules() for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    ]
+    training = [module.training for module in model.modules()]
+    return model.config._attn_implementation, hooks, training, transformers.AttentionInterface.get_interface
+
+
+@pytest.mark.parametrize("family", [*ENCODERS, *DECODERS, *PAIRS])
+def test_a_batch_gives_what_each_gives_alone(family: str) -> None:
+    model = af.Model(build(family))
+    inputs: list[Any] = [IDS, IDS[:4], IDS[2:9], [IDS[3]]]
+    if family in PAIRS:
+        inputs = [(IDS, TARGET), (IDS[:4], TARGET[:1]), (IDS[2:9], TARGET[:3])]
+    for heads in ("mean", None):
+        together = af.capture(model, inputs, heads=heads)
+        for each, attention in zip(inputs, together, strict=True):
+            alone = af.capture(model, each, heads=heads)
+            assert attention.tokens == alone.tokens
+            assert np.abs(attention.weights - alone.weights).max() < SAME
+
+
+def test_the_order_and_number_of_inputs_are_kept() -> None:
+    model = af.Model(build("bert"))
+    inputs = [IDS[:length] for length in (5, 2, 9, 2, 7)]
+    assert [attention.size for attention in af.capture(model, inputs, batch_tokens=8)] == [5, 2, 9, 2, 7]
+    assert af.capture(model, []) == []
+
+
+def test_long_inputs_are_captured_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in ("gemma2", "t5", "gpt-oss", "llama", "modernbert"):
+        model = af.Model(build(family))
+        whole = af.capture(model, example(family), heads=None)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["attnflow.capture"], "BLOCK", 100)
+            pieces = af.capture(model, example(family), heads=None)
+        assert np.abs(whole.weights - pieces.weights).max() < 1e-6
+
+
+def test_windows_and_sinks_are_kept() -> None:
+    assert af.capture(af.Model(build("gemma2")), IDS).window == (4, None, 4)
+    assert af.capture(af.Model(build("modernbert")), IDS).window == (None, 4, 4)
+    attention = af.capture(af.Model(build("gpt-oss")), IDS)
+    left = np.stack([1 - layer[0].sum(dim=-1).mean(dim=0).numpy() for layer in eager("gpt-oss").attentions])
+    assert attention.sink is not None
+    assert np.abs(attention.sink - left).max() < SAME
+
+
+def test_training_mode_is_kept_and_capture_is_without_dropout() -> None:
+    model = build("bert")
+    model.train()
+    model.encoder.layer[1].eval()
+    try:
+        before = state(model)
+        first, second = (af.capture(af.Model(model), IDS) for _ in range(2))
+        assert state(model) == before
+        assert (first.weights == second.weights).all()
+    finally:
+        model.eval()
+
+
+def test_an_error_in_the_model_leaves_it_as_found() -> None:
+    model = build("llama")
+    before = state(model)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    handle = model.model.layers[1].register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        af.capture(af.Model(model), IDS)
+    handle.remove()
+    assert state(model) == before
+
+
+def test_captures_in_two_threads_do_not_hear_each_other() -> None:
+    found: dict[str, Any] = {}
+
+    def work(family: str) -> None:
+        for _ in range(5):
+            found[family] = af.capture(af.Model(build(family)), IDS, heads=None)
+
+    for family in ("bert", "llama"):
+        build(family)
+    threads = [threading.Thread(target=work, args=(family,)) for family in ("bert", "llama")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for family in ("bert", "llama"):
+        assert np.abs(found[family].weights - expected(family)).max() < SAME
+    assert not hasattr(transformers.AttentionInterface.get_interface, "original")
+
+
+def test_half_precision_is_captured() -> None:
+    model = build("llama").to(torch.bfloat16)
+    try:
+        attention = af.capture(af.Model(model), IDS)
+        assert np.abs(attention.graph().edges.sum(axis=-1) - 1).max() < 1e-12
+    finally:
+        model.to(torch.float32)
+
+
+def test_a_rollout_runs_from_the_decoder_to_the_source() -> None:
+    attention = af.capture(af.Model(build("bart")), (IDS, TARGET))
+    graph = attention.graph()
+    names = graph.layer_names
+    assert names is not None
+    assert names == (
+        "encoder 1",
+        "encoder 2",
+        "encoder 3",
+        *(f"decoder {layer} {kind}" for layer in (1, 2, 3) for kind in ("self", "cross")),
+    )
+    product = np.eye(graph.size)
+    for weights in expected("bart").mean(axis=1):
+        product = (0.5 * weights + 0.5 * np.eye(graph.size)) @ product
+    last = graph.size - 1
+    assert np.abs(af.rollout(graph, layers=[graph.depth], positions=[last]).at(last) - product[last]).max() < SAME
+    flowed = af.flow(graph, layers=[graph.depth - 2], positions=[last], normalize=None)
+    assert flowed.at(last)[: len(IDS)].min() > 0
+
+
+def test_images_have_a_grid_and_named_positions() -> None:
+    assert af.capture(af.Model(build("vit")), example("vit")).grid == (3, 3)
+    tokens = af.capture(af.Model(build("dinov2")), example("dinov2")).tokens
+    assert tokens is not None
+    assert tokens[:6] == ("[CLS]", "[REG0]", "[REG1]", "[REG2]", "[REG3]", "0,0")
+    distilled = af.capture(af.Model(build("deit")), example("deit")).tokens
+    assert distilled is not None
+    assert distilled[:3] == ("[CLS]", "[DISTILL]", "0,0")
+
+
+# ---- models with their tokenizer -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "key", "to", "cabinets", "is", "are", "lost", "here"]
+    base = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    base.pre_tokenizer = Whitespace()
+    base.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=base,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        padding_side="left",
+    )
+
+
+def test_texts_become_tokens_and_words(tokenizer: Any) -> None:
+    attention = af.capture(af.Model(build("bert"), tokenizer), "the key is lost")
+    assert attention.tokens == ("[CLS]", "the", "key", "is", "lost", "[SEP]")
+    assert attention.words == (None, 0, 1, 2, 3, None)
+    many = af.capture(af.Model(build("bert"), tokenizer), ["the key", "the key to the cabinets is lost"])
+    assert [each.size for each in many] == [4, 9]  # whatever side the tokenizer pads on
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "focal"),
+    [
+        ("bert", "encoder", 0),
+        ("roberta", "sequence classification", 0),
+        ("electra", "token classification", 0),
+        ("gpt2", "causal LM", 3),
+        ("t5", "sequence to sequence", 4),
+        ("vit", "image classification", 0),
+    ],
+)
+def test_a_model_knows_its_task_and_focal_position(family: str, task: str, focal: int, tokenizer: Any) -> None:
+    model = af.Model(build(family))
+    assert model.task == task
+    encoded = model.encode(example(family) if family in VISION else [5, 6, 7, 8])
+    assert model.focal(encoded, causal=family in DECODERS) == focal
+    if family not in ("bert", "electra"):
+        ((label, probability),) = model.predict([example(family)])
+        assert isinstance(label, str)
+        assert 0 < probability <= 1
+
+
+def test_a_masked_model_is_explained_at_its_mask(tokenizer: Any) -> None:
+    model = af.Model(build("modernbert"), tokenizer)
+    assert model.focal(model.encode("the [MASK] is lost"), causal=False) == 2
+    ((token, probability),) = model.predict("the [MASK] is lost")
+    with torch.no_grad():
+        logits = build("modernbert")(torch.tensor([[2, 5, 4, 9, 11, 3]])).logits[0, 2]
+    assert abs(probability - float(logits.softmax(-1).max())) < 1e-5
+    assert token == str(int(logits.argmax()))  # an id beyond the tokenizer's words
+    with pytest.raises(af.OptionError, match=r"this text has none; put \[MASK\] in it"):
+        model.predict("the key is lost")
+
+
+def test_a_folder_is_loaded_and_gives_the_same(tmp_path: Path, tokenizer: Any) -> None:
+    build("bert").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    loaded = af.load(tmp_path / "model")
+    assert repr(loaded) == "<Model: BertModel, encoder>"
+    first = af.capture(loaded, "the key is lost")
+    assert np.abs(first.weights - af.capture(af.Model(build("bert"), tokenizer), "the key is lost").weights).max() < 1e-6
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------------------
+
+
+def bert() -> af.Model:
+    return af.Model(build("bert"))
+
+
+class NoAttention(transformers.BertPreTrainedModel):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(transformers.BertConfig(vocab_size=60, hidden_size=8, num_attention_heads=1))
+        self.embeddings = torch.nn.Embedding(60, 8)
+
+    def get_input_embeddings(self) -> Any:
+        return self.embeddings
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, output_attentions: bool = False) -> Any:
+        return transformers.modeling_outputs.BaseModelOutput(last_hidden_state=self.embeddings(input_ids))
+
+
+BAD: list[tuple[Any, str]] = [
+    (lambda tokenizer: af.capture(af.Model(build("bert"), tokenizer), "  "), "must not be empty"),
+    (lambda tokenizer: af.capture(bert(), "the key"), "has no tokenizer"),
+    (lambda tokenizer: af.capture(bert(), [[5] * 41]), "takes at most 40 tokens; got 41: pass truncation=True"),
+    (lambda tokenizer: af.capture(bert(), [5, 60]), "token ids of BertModel must be from 0 to 59; got 60: the tokenizer does not fit"),
+    (lambda tokenizer: af.capture(bert(), [5, -1]), "from 0 to 59; got -1"),
+    (lambda tokenizer: af.capture(bert(), 3.5), "text or token ids; got float"),
+    (lambda tokenizer: af.capture(bert(), IDS, heads="median"), "unknown heads 'median'"),
+    (lambda tokenizer: af.capture(af.Model(NoAttention()), IDS), "NoAttention made no attention that could be captured"),
+    (lambda tokenizer: af.capture(torch.nn.Linear(2, 2), IDS), "takes a Hugging Face model; got Linear"),
+    (lambda tokenizer: af.Model(build("bert"), 5), "tokenizer or an image processor; got int"),
+    (lambda tokenizer: af.capture(af.Model(build("vit")), torch.zeros(1, 24, 24)), r"shape \[3, height, width\]; got \(1, 24, 24\)"),
+    (lambda tokenizer: af.capture(af.Model(build("vit")), "a picture"), "takes pixel tensors; got str"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_bad_input_gets_one_clear_line(call: Any, message: str, tokenizer: Any) -> None:
+    with pytest.raises(af.AttnFlowError, match=message) as error:
+        call(tokenizer)
+    assert "\n" not in str(error.value)
+
+
+def test_truncation_cuts_the_rest_off(tokenizer: Any) -> None:
+    assert af.capture(bert(), [[5] * 41], truncation=True)[0].size == 40
+    text = af.capture(af.Model(build("bert"), tokenizer), "key " * 60, truncation=True)
+    assert text.size == 40
+    assert text.tokens is not None
+    assert text.tokens[-1] == "[SEP]"
+
+
+def test_folders_that_cannot_be_loaded_say_why(tmp_path: Path) -> None:
+    with pytest.raises(af.FileError, match="holds no weights"):
+        af.load(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(af.FileError, match=r"pickles \(pytorch_model.bin\)"):
+        af.load(tmp_path)
+
+
+def test_a_hub_id_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(af.FileError, match="cannot load nobody/nothing") as error:
+        af.load("nobody/nothing")
+    assert "\n" not in str(error.value)
