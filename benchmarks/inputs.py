@@ -5,7 +5,7 @@ import os
 os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")  # read when transformers is imported
 
 from functools import cache
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,14 @@ SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SEED = 20
 
 
+def folder_of(package: str) -> Path:
+    """Where a package lies, without importing it: only the model inside is wanted."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise SystemExit(f"the package {package} is not installed: make bench installs it")
+    return Path(found.origin).parent
+
+
 @cache
 def load(package: str, folder: str = "", **options: str) -> tuple[Any, Any]:
     """A model that an installed package carries, and its tokenizer, without a word on the terminal."""
@@ -26,7 +34,7 @@ def load(package: str, folder: str = "", **options: str) -> tuple[Any, Any]:
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    place = files(package) / folder
+    place = folder_of(package) / folder
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     return transformers.AutoModel.from_pretrained(place, attn_implementation="eager", **options).eval(), tokenizer
 

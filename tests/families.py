@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 import transformers as t
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 VOCABULARY = 60
 PADDING = 1
@@ -92,3 +96,13 @@ def build(family: str, implementation: str | None = None) -> Any:
     if hasattr(model.config, "decoder_start_token_id") and model.config.decoder_start_token_id is None:
         model.config.decoder_start_token_id = 2
     return model.eval()
+
+
+def word_tokenizer() -> Any:
+    """A tokenizer of a dozen words, which pads on the left."""
+    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "key", "to", "cabinets", "is", "are", "lost", "here"]
+    base = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    base.pre_tokenizer = Whitespace()
+    base.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    return t.PreTrainedTokenizerFast(tokenizer_object=base, padding_side="left", **names)

@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 
 import attnflow as af
 from attnflow.capture import listening
-from tests.families import DECODERS, ENCODERS, FAMILIES, PAIRS, VISION, build
+from tests.families import DECODERS, ENCODERS, FAMILIES, PAIRS, VISION, build, word_tokenizer
 from tests.oracles import Floats
 
 SAME = 1e-5
@@ -240,19 +236,7 @@ def test_images_have_a_grid_and_named_positions() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "key", "to", "cabinets", "is", "are", "lost", "here"]
-    base = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
-    base.pre_tokenizer = Whitespace()
-    base.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=base,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-        padding_side="left",
-    )
+    return word_tokenizer()
 
 
 def test_texts_become_tokens_and_words(tokenizer: Any) -> None:

@@ -124,6 +124,73 @@ def test_a_terminal_without_unicode_gets_plain_bars(causal: Path) -> None:
     assert b"####" in shown.stdout
 
 
+# ---- models ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny models on disk, with a tokenizer of words: `encoder` and `decoder`."""
+    from tests.families import build, word_tokenizer
+
+    place = tmp_path_factory.mktemp("models")
+    for name, family in (("encoder", "bert"), ("decoder", "llama")):
+        build(family).save_pretrained(place / name)
+        word_tokenizer().save_pretrained(place / name)
+    return place
+
+
+def test_capture_writes_what_the_other_commands_read(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "weights.npz"
+    assert inside(monkeypatch, "capture", folders / "encoder", "the key is lost", "--heads", "all", "--out", out) == 0
+    assert "Attention: 3 layers, 4 heads, 6 positions" in capsys.readouterr().out
+    expected = af.capture(af.load(folders / "encoder"), "the key is lost", heads=None)
+    assert (af.Attention.load(out).weights == expected.weights).all()
+    assert inside(monkeypatch, "flow", out, "--layer", "2", "--heads", "max") == 0
+
+
+def test_generate_shows_a_strip_for_each_token_and_writes_files(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    assert inside(monkeypatch, "generate", folders / "decoder", "the key to cabinets lost", "--max-new-tokens", "4", "--keep-common") == 0
+    strips = capsys.readouterr().out.splitlines()[-4:]
+    assert all("cabinets" in strip and "█" in strip for strip in strips)
+    for ending in ("csv", "json", "npz"):
+        out = tmp_path / f"story.{ending}"
+        assert (
+            inside(monkeypatch, "generate", folders / "decoder", "the key", "--max-new-tokens", "2", "--method", "raw", "--out", out) == 0
+        )
+        assert out.stat().st_size > 50
+    lines = (tmp_path / "story.csv").read_text().splitlines()
+    assert lines[0] == "generated,generated_token,prompt,prompt_token,layer,value"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["capture", "encoder", "", "--out", "x.npz"], "must not be empty"),
+        (["capture", "encoder", "the key", "--heads", "median", "--out", "x.npz"], "unknown heads 'median'"),
+        (["capture", "encoder", "key " * 60, "--out", "x.npz"], "takes at most 40 tokens; got 62: pass truncation=True"),
+        (["capture", "encoder", "the key", "--out", "x.csv"], "the ending must be one of .npz; got .csv"),
+        (["capture", ".", "the key", "--out", "x.npz"], "holds no weights"),
+        (["generate", "encoder", "the key"], "generate needs a causal LM"),
+        (["generate", "decoder", "the key", "--max-new-tokens", "0"], "at least 1; got 0"),
+        (["generate", "decoder", "the key", "--method", "rolout"], "unknown method 'rolout'; choose from raw, rollout, flow"),
+        (["generate", "decoder", "the key", "--layer", "9", "--max-new-tokens", "1"], "layer must be from 1 to 3; got 9"),
+    ],
+)
+def test_bad_input_to_models_is_one_line_and_exit_status_2(
+    arguments: list[str], message: str, folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folders)
+    assert inside(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr().err.splitlines()
+    assert captured[-1].startswith("attnflow: ")
+    assert message in captured[-1]
+
+
 # ---- bad input ------------------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +218,21 @@ def bad_files(tmp_path: Path) -> Path:
     np.savez(tmp_path / "whole.npz", weights=good)
     (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:300])
     (tmp_path / "cut.npy").write_bytes((tmp_path / "fused.npy").read_bytes()[:200])
+    np.savez_compressed(tmp_path / "packed.npz", weights=good)
+    packed = bytearray((tmp_path / "packed.npz").read_bytes())
+    packed[60:90] = bytes(30)
+    (tmp_path / "flipped.npz").write_bytes(packed)
+    (tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f8',")
+    for name, fields in {
+        "format": {"format": np.array([1, 2])},
+        "lengths": {"token_bytes": np.frombuffer(b"abcd", np.uint8)},
+        "longer": {"token_bytes": np.frombuffer(b"abcd", np.uint8), "token_lengths": np.array([9, 9, 9, 9])},
+        "letters": {"words": np.array(list("abcd"))},
+        "windows": {"window": np.array(["a", "b", "c"])},
+        "maybe": {"causal": np.array([True, False])},
+        "fusions": {"fused": np.array(["a", "b"])},
+    }.items():
+        np.savez(tmp_path / f"{name}.npz", weights=good, **fields)  # type: ignore[arg-type]
     (tmp_path / "text.npz").write_text("not an array at all")
     (tmp_path / "nothing.npy").write_bytes(b"")
     (tmp_path / "folder").mkdir()
@@ -176,6 +258,15 @@ BAD = [
     (["raw", "cut.npz"], "damaged"),
     (["raw", "cut.npy"], "damaged"),
     (["raw", "text.npz"], "pickled objects or no array"),
+    (["raw", "flipped.npz"], "damaged"),
+    (["raw", "header.npy"], "damaged"),
+    (["raw", "format.npz"], "not a file of attention weights that attnflow wrote"),
+    (["raw", "lengths.npz"], "not a file of attention weights that attnflow wrote"),
+    (["raw", "longer.npz"], "tokens do not have the lengths"),
+    (["raw", "letters.npz"], "not a file of attention weights that attnflow wrote"),
+    (["raw", "windows.npz"], "not a file of attention weights that attnflow wrote"),
+    (["raw", "maybe.npz"], "not a file of attention weights that attnflow wrote"),
+    (["raw", "fusions.npz"], "not a file of attention weights that attnflow wrote"),
     (["raw", "nothing.npy"], "damaged"),
     (["flow", "fused.npy", "--residual", "1"], "residual must be"),
     (["flow", "fused.npy", "--residual", "nan"], "residual must be"),
@@ -196,6 +287,8 @@ BAD = [
     (["flow", "fused.npy", "--out", "x.xlsx"], "ending must be one of .csv, .json, .npz; got .xlsx"),
     (["flow", "fused.npy", "--out", "nowhere/x.csv"], "does not exist"),
     (["flow", "fused.npy", "--out", "taken.csv"], "it is a folder"),
+    (["flow", "fused.npy", "--out", "a" * 300 + ".csv"], "cannot write"),
+    (["flow", "fused.npy", "--heads", "9" * 5000], "fused over heads already"),
 ]
 
 
@@ -222,6 +315,21 @@ def test_an_output_that_cannot_be_written_is_left_as_it_was(
     assert inside(monkeypatch, "raw", EXAMPLE, "--out", out) == 2
     assert "it exists and is read-only" in capsys.readouterr().err
     assert out.read_text() == "mine"
+
+
+def test_a_link_is_followed_and_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "target.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "target.csv")
+    assert run("raw", EXAMPLE, "--out", tmp_path / "link.csv").returncode == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "target.csv").read_text().startswith("layer,")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "attnflow", "raw", EXAMPLE]
+            ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert ended.returncode == 2
+        assert "cannot write the output" in ended.stderr
+        assert "Traceback" not in ended.stderr
 
 
 def test_no_traceback_and_status_2_in_a_process_of_its_own(bad_files: Path) -> None:

@@ -100,6 +100,20 @@ def test_rows_may_be_off_by_their_precision_only(of: Any, precision: str, off: f
             of(weights)
 
 
+def test_a_graph_of_float32_or_of_tensors_is_exact_too() -> None:
+    """Rows of float32 sum to 1 only nearly; in a graph they do so in float64, or flow through many layers would drift."""
+    weights = np.full((9, 8, 8), 1 / 8, np.float32)
+    weights[8], weights[7], weights[6], weights[5] = np.eye(8), (1 - 9e-7) / 8, (1 + 9.5e-7) / 8, (1 + 9.5e-7) / 8
+    graph = af.AttentionGraph(weights, residual=0)
+    assert np.abs(graph.edges.sum(axis=-1) - 1).max() < 1e-14
+    with pytest.warns(af.SaturationWarning):
+        flowed = af.flow(graph, normalize=None).at(0)[0]
+    assert abs(flowed - af.max_flow(graph, source=(9, 0), target=(0, 0)).value) < 1e-12
+    layers = [torch.tensor(layer, requires_grad=True) for layer in WEIGHTS[:, 0]]
+    assert np.abs(af.AttentionGraph(layers).weights - WEIGHTS[:, 0]).max() < 1e-15
+    assert af.AttentionGraph([layer.bfloat16() for layer in layers]).depth == 3
+
+
 # ---- fusion ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -254,14 +268,19 @@ BAD_WEIGHTS: list[tuple[Any, str]] = [
     (np.empty((0, 3, 3)), "empty"),
     (np.empty((2, 0, 3, 3)), "empty"),
     (np.empty((2, 1, 0, 0)), "empty"),
-    ([], "4 axes"),
+    ([], "returned no attention weights; load it with attn_implementation='eager'"),
+    ((), "attn_implementation='eager'"),
+    (None, "attn_implementation='eager'"),
+    (np.ma.masked_array(WEIGHTS, mask=WEIGHTS > 0.5), "masked array"),
+    (torch.empty((1, 2, 2), device="meta"), "one array of numbers"),
+    (np.full((1, 3, 3), 1e308), "sums to inf"),
     ([None, None], "attn_implementation='eager'"),
     ([WEIGHTS[0], WEIGHTS[0, :, :3, :3]], "same shape"),
     ([np.stack([WEIGHTS[0]] * 2)], "one sequence"),
     ("weights", "real numbers"),
     (WEIGHTS.astype(complex), "real numbers"),
     (np.array([[[object()]]]), "real numbers"),
-    ([[[1.0], [0.5, 0.5]]], "different shapes"),
+    ([[[1.0], [0.5, 0.5]]], "its parts of one shape"),
 ]
 
 
@@ -277,6 +296,22 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS, tokens=["a"]), "tokens must name each of 5 positions; got 1"),
     (lambda: af.Attention(WEIGHTS, tokens="abcde"), "got one string"),
     (lambda: af.Attention(WEIGHTS, words=[0, 1]), "words must give"),
+    (lambda: af.Attention(WEIGHTS, words=[0, 1, 2, 3, 1.7]), "words must be whole numbers; got 1.7"),  # type: ignore[list-item]
+    (lambda: af.Attention(WEIGHTS, words=[0, 1, 2, 3, 2**80]), "words must be whole numbers"),
+    (lambda: af.Attention(WEIGHTS, words=5), "words must be a list"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS, tokens=5), "tokens must be a list"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS, tokens=[b"a"] * 5), "tokens must be strings"),  # type: ignore[list-item]
+    (lambda: af.Attention(WEIGHTS, tokens="x" * 9000), "got one string"),
+    (lambda: af.Attention(WEIGHTS, causal="False"), "causal must be True, False, or None"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS, window=2.5), "a window must be"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS, window=2**80), "a window must be"),
+    (lambda: af.Attention(WEIGHTS[:, :1], fused=object()), "fused must say"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS, sink=np.full((3, 5), np.nan)), "sink must be shares"),
+    (lambda: af.Attention(WEIGHTS).graph(without=None), "without must be"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS).graph(residual=0.5 + 3j), "residual must be"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS).graph(residual=np.full((20, 20), 0.5)), "residual must be"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS).graph(heads=np.array([1, 2])), "heads must be a name"),  # type: ignore[arg-type]
+    (lambda: af.Attention(WEIGHTS).graph(heads=lambda weights: weights[0]), "called as f.weights, axis=0."),
     (lambda: af.Attention(WEIGHTS, window=0), "a window must be"),
     (lambda: af.Attention(WEIGHTS, window=[1]), "one a layer"),
     (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
@@ -291,7 +326,7 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS).graph(heads=-1), "from 0 to 3; got -1"),
     (
         lambda: af.Attention(WEIGHTS).graph(heads=1.5),  # type: ignore[arg-type]
-        "whole numbers; got 1.5",
+        "heads must be a name, a head's number or a function; got 1.5",
     ),
     (lambda: af.Attention(WEIGHTS).graph(heads=lambda weights, axis: weights), "a head fusion must turn"),
     (lambda: af.Attention(WEIGHTS).graph(top_head=(4, 0)), "layer of top_head must be from 1 to 3; got 4"),

@@ -65,7 +65,7 @@ def test_the_kernels_know_numpy_and_numba_only() -> None:
     tree = ast.parse((SOURCE / "maxflow.py").read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {str(module).split(".")[0] for module in modules} == {"typing", "numpy", "numba", "llvmlite"}
+    assert {str(module).split(".")[0] for module in modules} == {"collections", "typing", "numpy", "numba", "llvmlite"}
 
 
 def test_a_missing_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

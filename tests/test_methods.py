@@ -217,6 +217,22 @@ def test_results_become_tables_and_files(tmp_path: Path) -> None:
     assert (np.asarray(result) == result.values).all()
 
 
+def test_numbers_may_be_numpys() -> None:
+    expected = af.flow(GRAPH, layers=[3], positions=[2], normalize=None).values
+    given = af.flow(GRAPH, layers=np.array(3), positions=np.array([2]), normalize=None, workers=np.int64(2))  # type: ignore[arg-type]
+    assert (given.values == expected).all()
+    assert af.max_flow(GRAPH, source=np.array([3, 2]), target=(0, 1)).value == pytest.approx(expected[0, 0, 1])  # type: ignore[arg-type]
+
+
+def test_what_was_taken_out_is_not_called_saturated() -> None:
+    graph = af.Attention(np.full((6, 10, 10), 0.1)).graph(without=[0, 3])
+    with pytest.warns(af.SaturationWarning):
+        saturated = af.flow(graph).saturated
+    assert saturated is not None
+    assert not saturated[..., [0, 3]].any()
+    assert saturated[..., 1].all()
+
+
 def test_reprs_are_short() -> None:
     assert repr(GRAPH) == "<AttentionGraph: 4 layers, 6 positions, residual 0.5>"
     assert repr(af.rollout(GRAPH)) == "<TokenAttention: rollout from layers 1..4 to layer 0, 6 positions, 6 keys>"
@@ -233,7 +249,11 @@ BAD: list[tuple[Any, str]] = [
     (lambda: af.raw(GRAPH, bottom=1), "takes no bottom"),
     (lambda: af.flow(GRAPH, layers=[7]), "layers must be from 1 to 4; got 7"),
     (lambda: af.flow(GRAPH, layers=[0]), "layers must be from 1 to 4; got 0"),
-    (lambda: af.flow(GRAPH, layers=[]), "below every layer"),
+    (lambda: af.flow(GRAPH, layers=[]), "at least one layer"),
+    (lambda: af.flow(GRAPH, layers=2.5), "layers must be whole numbers; got 2.5"),  # type: ignore[arg-type]
+    (lambda: af.flow(GRAPH, positions=slice(None)), "positions must be whole numbers"),  # type: ignore[arg-type]
+    (lambda: af.flow(GRAPH, normalize=np.array(["sum", "sum"])), "unknown normalize"),  # type: ignore[arg-type]
+    (lambda: af.rollout(GRAPH).top(0), "top takes a whole number, at least 1; got 0"),
     (lambda: af.flow(GRAPH, positions=[6]), "positions must be from 0 to 5; got 6"),
     (lambda: af.flow(GRAPH, positions=[-1]), "positions must be from 0 to 5; got -1"),
     (lambda: af.flow(GRAPH, positions=[]), "at least one position"),

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import attnflow as af
-from attnflow import record as record_module
 from attnflow.errors import CaptureError
 from attnflow.record import Recordings, record
 
@@ -268,7 +267,7 @@ def test_blocks_of_queries_change_nothing(heads: str | None, monkeypatch: pytest
     module, x = attention_module(add_bias_kv=True), torch.randn(BATCH, LENGTH, SIZE)
     given = MASKS["both"] | {"attn_mask": MASKS["bool-per-head"]["attn_mask"]}
     _, (whole,) = recorded(module, x, x, x, heads=heads, **given)
-    monkeypatch.setattr(record_module, "BLOCK", 2 * BATCH * HEADS * (LENGTH + 1))
+    monkeypatch.setattr(sys.modules["attnflow.record"], "BLOCK", 2 * BATCH * HEADS * (LENGTH + 1))
     _, (blocks,) = recorded(module, x, x, x, heads=heads, **given)
     assert np.abs(whole.weights - blocks.weights).max() < SAME
     assert whole.sink is not None
@@ -457,13 +456,30 @@ def test_left_padding_under_a_causal_mask_through_a_stack() -> None:
         assert np.abs(together.attention(sequence).weights - alone.attention().weights).max() < 1e-5
 
 
+def output_of(module: Any, weights: Any, x: Any) -> Any:
+    """What the module must have given if these were its weights [batch, head, query, key]."""
+    bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[2]
+    value = nn.functional.linear(x, module.in_proj_weight.chunk(3)[2], bias)
+    mixed = torch.from_numpy(weights) @ value.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return module.out_proj(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("padding", [None, PADDED], ids=["whole", "padded"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_wrong_hint_is_recorded_as_torch_took_it(bias: bool, padding: Any, grad: bool) -> None:
+    """Some paths believe the hint, others the mask: the recorded weights are those that made the output."""
+    module, x = attention_module(bias=bias), torch.randn(BATCH, LENGTH, SIZE)
+    with torch.set_grad_enabled(grad):
+        given = {"attn_mask": (CAUSAL != 0).T, "is_causal": True, "key_padding_mask": None if padding is None else padding & False}
+        output, (call,) = recorded(module, x, x, x, need_weights=False, **given)
+        assert torch.allclose(output_of(module, call.weights, x), output[0], atol=1e-5)
+
+
 def test_a_causal_hint_hides_the_added_keys_too() -> None:
     module, x = attention_module(add_zero_attn=True), torch.randn(BATCH, LENGTH, SIZE)
     output, (call,) = recorded(module, x, x, x, need_weights=False, attn_mask=CAUSAL, is_causal=True)
-    weights = torch.from_numpy(call.weights)  # value and output projection on the recorded weights give the module's output
-    value = nn.functional.linear(x, module.in_proj_weight.chunk(3)[2], module.in_proj_bias.chunk(3)[2])
-    mixed = (weights @ value.unflatten(-1, (HEADS, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
-    assert torch.allclose(module.out_proj(mixed), output[0], atol=1e-5)
+    assert torch.allclose(output_of(module, call.weights, x), output[0], atol=1e-5)
     assert call.sink is not None
     assert not call.sink.any()
 

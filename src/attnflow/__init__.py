@@ -13,6 +13,7 @@ from attnflow.generation import Generation, PromptAttention, generate
 from attnflow.graph import AttentionGraph
 from attnflow.methods import METHODS, flow, max_flow, raw, rollout
 from attnflow.models import Model, load
+from attnflow.record import record
 from attnflow.results import MaxFlow, TokenAttention
 
 __version__ = "0.1.0"
@@ -39,5 +40,6 @@ __all__ = [
     "load",
     "max_flow",
     "raw",
+    "record",
     "rollout",
 ]

@@ -1,7 +1,6 @@
 """`Attention`: the attention weights of one sequence as a model gave them, with its tokens."""
 
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from attnflow.errors import FileError, OptionError, WeightsError
+from attnflow.errors import AttnFlowError, FileError, OptionError, WeightsError
 from attnflow.files import write_file
 from attnflow.graph import (
+    LEAK,
     RESIDUAL,
     Array,
     AttentionGraph,
@@ -23,6 +23,7 @@ from attnflow.graph import (
     masked,
     names_of,
     positions_of,
+    stack_layers,
     take_out,
     to_array,
     words_of,
@@ -73,6 +74,8 @@ class Attention:
         grid: tuple[int, int] | None = None,
     ) -> None:
         array, precision = stack_layers(weights)
+        if fused is not None and not isinstance(fused, str):
+            raise WeightsError(f"fused must say how heads were fused, as a string; got {fused!r}")
         if array.ndim not in (3, 4):
             raise WeightsError(f"weights must have 4 axes [layer, head, query, key], or 3 if heads are fused; got shape {array.shape}")
         if array.ndim == 3:
@@ -85,6 +88,8 @@ class Attention:
             sink = to_array(sink, "sink")[0].astype(np.float64)
             if sink.shape != (depth, size):
                 raise WeightsError(f"sink must have shape [layer, query], here {(depth, size)}; got {sink.shape}")
+            if not ((sink >= 0) & (sink <= 1 + LEAK)).all():
+                raise WeightsError("sink must be shares from 0 to 1; some are not")
         freeze(
             self,
             weights=checked.reshape(depth, -1, size, size),
@@ -123,9 +128,10 @@ class Attention:
     ) -> AttentionGraph:
         """The attention graph: heads fused, residual mixed in.
 
-        heads: "mean", "max" or "min" (rows sum to 1 again), one head's number, or a function called as f(weights, axis=0) with
-        weights [head, query, key]. top_head=(layer, head): that head alone in that layer, where the graph then ends, over fused layers
-        below. without: positions to take out before the residual is mixed in, for instance a sink token.
+        heads: "mean", "max" or "min" (rows sum to 1 again, and a row with nothing left looks at itself), one head's number, or a function
+        called as f(weights, axis=0) with weights [head, query, key]. top_head=(layer, head): that head alone in that layer, where the
+        graph then ends, over fused layers below. without: positions to take out before the residual is mixed in, for instance a sink
+        token; a row with nothing left looks at itself.
 
         >>> Attention([[[0.5, 0.5], [1.0, 0.0]]]).graph(residual=0.5).edges.tolist()
         [[[0.75, 0.25], [0.5, 0.5]]]
@@ -150,6 +156,8 @@ class Attention:
 
     def _fuse(self, heads: str | int | Callable[..., Array]) -> Floats:
         """[layer, query, key] in float64, rows sum to 1, one layer at a time."""
+        if not isinstance(heads, str | int | np.integer | Callable):
+            raise OptionError(f"heads must be a name, a head's number or a function; got {heads!r}")
         if self.fused is not None and heads not in (self.fused, "mean"):
             raise OptionError(f"these weights are fused over heads already ({self.fused}); heads={heads!r} needs weights of every head")
         if isinstance(heads, str):
@@ -164,7 +172,10 @@ class Attention:
             return np.stack([renormalise(layer[head].astype(np.float64)) for layer in self.weights])
         fused = []
         for number, layer in enumerate(self.weights, start=1):
-            matrix = np.asarray(fuse(layer.astype(np.float64), axis=0), dtype=np.float64)
+            try:
+                matrix = np.asarray(fuse(layer.astype(np.float64), axis=0), dtype=np.float64)
+            except (TypeError, ValueError) as error:
+                raise OptionError(f"a head fusion is called as f(weights, axis=0) and must give an array; it failed: {error}") from error
             if matrix.shape != layer.shape[1:] or not np.isfinite(matrix).all() or (matrix < 0).any():
                 raise OptionError(
                     f"a head fusion must turn [head, query, key] into [query, key], finite and not negative;"
@@ -174,7 +185,7 @@ class Attention:
         return np.stack(fused)
 
     def _top_head(self, top_head: tuple[int, int]) -> tuple[int, int]:
-        if isinstance(top_head, str) or not isinstance(top_head, Sequence) or len(top_head) != 2:
+        if np.shape(top_head) != (2,):
             raise OptionError(f"top_head must be a pair (layer, head); got {top_head!r}")
         layer, head = integers(top_head, "top_head")
         if self.fused is not None:
@@ -232,21 +243,24 @@ class Attention:
             if len(arrays) != 1:
                 raise FileError(f"{path} must hold one array, or one named 'weights'; it holds {', '.join(arrays) or 'none'}")
             return cls(next(iter(arrays.values())))
-        if int(arrays.get("format", np.array(FORMAT))) > FORMAT:
-            raise FileError(f"{path} was written by a newer attnflow (format {int(arrays['format'])}); update attnflow to read it")
         try:
+            written = int(arrays.get("format", np.array(FORMAT)))
+            if written > FORMAT:
+                raise FileError(f"{path} was written by a newer attnflow (format {written}); update attnflow to read it")
             return cls(
                 arrays["weights"],
                 tokens=stored_tokens(arrays),
                 causal=bool(arrays["causal"]) if "causal" in arrays else None,
                 window=[int(window) or None for window in arrays["window"]] if "window" in arrays else None,
                 words=[int(word) for word in arrays["words"]] if "words" in arrays else None,
-                fused=str(arrays["fused"]) if "fused" in arrays else None,
+                fused=arrays["fused"].item() if "fused" in arrays else None,
                 sink=arrays.get("sink"),
                 layer_names=[str(name) for name in arrays["layer_names"]] if "layer_names" in arrays else None,
                 grid=tuple(arrays["grid"].tolist()) if "grid" in arrays else None,
             )
-        except (TypeError, UnicodeDecodeError) as error:
+        except (TypeError, ValueError, KeyError, OverflowError, IndexError) as error:
+            if isinstance(error, AttnFlowError):
+                raise
             raise FileError(f"{path} is not a file of attention weights that attnflow wrote: {error}") from error
 
     def __repr__(self) -> str:
@@ -258,33 +272,6 @@ class Attention:
 def renormalise(matrix: Floats) -> Floats:
     """A fused [query, key] with rows that sum to 1; a row with nothing left looks at itself."""
     return take_out(matrix, ())
-
-
-def stack_layers(weights: Any) -> tuple[Array, int]:
-    """One array [layer, head, query, key] or [layer, query, key], and its bytes a number, from whatever came."""
-    if isinstance(weights, list | tuple) and any(hasattr(layer, "shape") or layer is None for layer in weights):
-        layers, precision = [], 8
-        for number, layer in enumerate(weights, start=1):
-            if layer is None:
-                raise WeightsError(f"layer {number} is None: the model returned no weights; load it with attn_implementation='eager'")
-            array, bytes_a_number = to_array(layer, f"layer {number}")
-            layers.append(one_sequence(array) if array.ndim == 4 else array)
-            precision = min(precision, bytes_a_number)
-        shapes = {layer.shape for layer in layers}
-        if len(shapes) > 1:
-            raise WeightsError(f"all layers must have the same shape; got {', '.join(str(shape) for shape in sorted(shapes))}")
-        return np.stack(layers), precision
-    array, precision = to_array(weights, "weights")
-    if array.ndim == 5:
-        array = np.stack([one_sequence(layer) for layer in array])
-    return array, precision
-
-
-def one_sequence(layer: Array) -> Array:
-    """[head, query, key] from a layer's [batch=1, head, query, key]."""
-    if layer.shape[0] != 1:
-        raise WeightsError(f"each layer must be of one sequence, [batch=1, head, query, key]; got shape {layer.shape}: pick one")
-    return layer[0]  # type: ignore[no-any-return]
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -299,19 +286,22 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise FileError(f"{path} is a folder; give an .npz or .npy file of attention weights") from error
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except MemoryError as error:
+        raise FileError(f"{path} is too large for this machine's memory: {error}") from error
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged files
         if "pickle" in str(error).lower():
             raise FileError(f"{path} holds pickled objects or no array at all; attnflow reads plain .npz and .npy arrays") from error
-        raise FileError(f"{path} is damaged or is no array file: {error}") from error
-    except (EOFError, zipfile.BadZipFile, KeyError, MemoryError, NotImplementedError) as error:
-        raise FileError(f"{path} is damaged or cut off: {error}") from error
+        raise FileError(f"{path} is damaged, cut off, or no array file: {error}") from error
 
 
 def stored_tokens(arrays: dict[str, Array]) -> list[str] | None:
     """The tokens of a saved file; also plain string arrays named 'tokens' that users write themselves."""
     if "token_bytes" in arrays:
-        data, ends = arrays["token_bytes"].tobytes(), np.cumsum(arrays["token_lengths"])
-        return [
-            data[end - length : end].decode("utf-8", "surrogatepass") for length, end in zip(arrays["token_lengths"], ends, strict=True)
-        ]
+        data, lengths = arrays["token_bytes"].tobytes(), [int(length) for length in arrays["token_lengths"]]
+        if min(lengths, default=0) < 0 or sum(lengths) != len(data):
+            raise ValueError("its tokens do not have the lengths that it says")
+        ends = np.cumsum(lengths)
+        return [data[end - length : end].decode("utf-8", "surrogatepass") for length, end in zip(lengths, ends, strict=True)]
+    if "tokens" in arrays and arrays["tokens"].ndim != 1:
+        raise ValueError("its tokens are no list")
     return [str(token) for token in arrays["tokens"]] if "tokens" in arrays else None

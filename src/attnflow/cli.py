@@ -1,7 +1,10 @@
 """The command line: parses, calls one function, prints."""
 
+import os
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import attnflow
 from attnflow import __version__
 from attnflow.attention import Attention
-from attnflow.errors import AttnFlowError, OptionError
+from attnflow.errors import AttnFlowError, OptionError, SaturationWarning
+from attnflow.files import known_ending, writable
 from attnflow.graph import RESIDUAL, AttentionGraph
 from attnflow.methods import METHODS
 from attnflow.results import TokenAttention
@@ -33,6 +38,7 @@ File = Annotated[
         help="An .npz or .npy file of weights: one number a layer, head, query and key; heads may be fused.",
     ),
 ]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a model, or a hub id.", show_default=False)]
 Layer = Annotated[int | None, typer.Option(help="Explain this layer's output; the top one if not given.", show_default=False)]
 Position = Annotated[int | None, typer.Option(help="Explain this position; 0, or the last if causal, if not given.", show_default=False)]
 Bottom = Annotated[int, typer.Option(help="The layer to look down to; 0 is the input.")]
@@ -71,6 +77,7 @@ def raw(
     out: Out = None,
 ) -> None:
     """Raw attention: one layer's weights, fused over heads."""
+    check_out(out)
     graph = read_graph(file, heads, residual, without)
     finish(run("raw", graph, layer, position, normalize), out)
 
@@ -88,6 +95,7 @@ def rollout(
     out: Out = None,
 ) -> None:
     """Attention rollout: the product of the layers' matrices."""
+    check_out(out)
     graph = read_graph(file, heads, residual, without)
     finish(run("rollout", graph, layer, position, normalize, bottom=bottom), out)
 
@@ -106,8 +114,58 @@ def flow(
     out: Out = None,
 ) -> None:
     """Attention flow: the maximum flow to each token, exact."""
+    check_out(out)
     graph = read_graph(file, heads, residual, without)
     finish(run("flow", graph, layer, position, normalize, bottom=bottom, workers=workers), out)
+
+
+@app.command()
+def capture(
+    model: ModelName,
+    text: Annotated[str, typer.Argument(help="The text to read.", show_default=False)],
+    out: Annotated[Path, typer.Option(readable=False, metavar="FILE", help="The .npz file to write.", show_default=False)],
+    heads: Annotated[str, typer.Option(help="How to fuse heads: mean, max, min, or all, which keeps every head.")] = "mean",
+    truncation: Annotated[bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")] = False,
+) -> None:
+    """Capture a model's attention on a text, for the other commands."""
+    check_out(out, [".npz"])
+    found = attnflow.capture(attnflow.load(model), text, heads=None if heads == "all" else heads, truncation=truncation)
+    found.save(out)
+    typer.echo(f"{out}: {str(found)[1:-1]}")
+
+
+@app.command()
+def generate(
+    model: ModelName,
+    prompt: Annotated[str, typer.Argument(help="The text to go on from.", show_default=False)],
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 20,
+    method: Annotated[str, typer.Option(help="raw, rollout or flow.")] = "rollout",
+    layer: Layer = None,
+    residual: Residual = RESIDUAL,
+    without: Without = "",
+    normalize: Normalize = "sum",
+    keep_common: Annotated[bool, typer.Option("--keep-common", help="Keep common words, punctuation and special tokens.")] = False,
+    out: Out = None,
+) -> None:
+    """Generate from a prompt, and show what of the prompt each generated token looked at."""
+    if method not in METHODS:
+        raise OptionError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
+    check_out(out)
+    story = attnflow.generate(attnflow.load(model), prompt, max_new_tokens=max_new_tokens)
+    options = {"residual": residual, "without": numbers(without), "normalize": None if normalize.lower() == "none" else normalize}
+    with notes():
+        result = getattr(story, method)(**options)
+    if layer is not None and layer not in result.layers:
+        raise OptionError(f"layer must be from 1 to {len(result.layers)}; got {layer}")
+    if out is not None:
+        result.save(out)
+        return
+    shown = result if keep_common else result.filtered()
+    console = Console()
+    console.print(Text(story.text, style="bold"))
+    chosen = -1 if layer is None else result.layers.index(layer)
+    for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
+        console.print(Text(f"{printable(token):>16}  ").append_text(heat_strip(shown.prompt, values)))
 
 
 @app.command()
@@ -119,8 +177,15 @@ def demo() -> None:
 # ---- what the commands share --------------------------------------------------------------------------------------------------
 
 
+def check_out(out: Path | None, endings: Sequence[str] = (".csv", ".json", ".npz")) -> None:
+    """Refuse an output that cannot be written before anything is computed."""
+    if out is not None:
+        known_ending(out, endings)
+        writable(out)
+
+
 def read_graph(file: Path, heads: str, residual: float, without: str) -> AttentionGraph:
-    fusion = int(heads) if heads.removeprefix("-").isdecimal() else heads
+    fusion = int(heads) if heads.removeprefix("-").isdecimal() and len(heads) < 10 else heads
     return Attention.load(file).graph(heads=fusion, residual=residual, without=numbers(without))
 
 
@@ -136,18 +201,24 @@ def run(method: str, graph: AttentionGraph, layer: int | None, position: int | N
     """One row of one method; what it warns of becomes a note on standard error."""
     if position is None:
         position = graph.kept[-1 if graph.causal else 0]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = METHODS[method](
+    with notes():
+        return METHODS[method](
             graph,
             layers=graph.depth if layer is None else layer,
             positions=position,
             normalize=None if normalize.lower() == "none" else normalize,
             **options,
         )
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """What attnflow warns of within becomes a note on standard error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SaturationWarning)
+        yield
     for warning in caught:
         Console(stderr=True).print(Text(f"note: {warning.message}", style="yellow"))
-    return result
 
 
 def finish(result: TokenAttention, out: Path | None) -> None:
@@ -197,6 +268,19 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
         console.print(Text("* at the bound that is the same for every source", style="dim"))
 
 
+SHADES = [(" ", ""), ("░", "black on #deebf7"), ("▒", "black on #9ecae1"), ("▓", "black on #4292c6"), ("█", "white on #084594")]
+
+
+def heat_strip(tokens: Sequence[str], values: Sequence[float]) -> Text:
+    """The tokens in a row, each followed by a mark and coloured, from none to strong, by its share of the largest value."""
+    strip = Text()
+    largest = max(values, default=0.0)
+    for token, value in zip(tokens, values, strict=True):
+        mark, style = SHADES[min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0]
+        strip.append(f"{printable(token).replace('Ġ', '').replace('▁', '')}{mark}", style=style).append(" ")
+    return strip
+
+
 def printable(token: str) -> str:
     return token if token.isprintable() else token.encode("unicode_escape").decode()
 
@@ -206,8 +290,14 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a token that the terminal cannot show is no reason to stop
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bars, too, stay out of pipes
     try:
         app()
     except AttnFlowError as error:
-        print(f"attnflow: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"attnflow: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a full disk or a closed pipe behind standard output
+        print(f"attnflow: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # what is still buffered has nowhere to go
         sys.exit(2)

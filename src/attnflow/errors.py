@@ -1,8 +1,14 @@
 """What attnflow raises: every error that a user's input can cause is an `AttnFlowError`, one line long."""
 
+LONGEST = 600  # characters of a message; a value that breaks a rule may be a whole book
+
 
 class AttnFlowError(Exception):
     """The parent of all errors of attnflow: the rule, the value that broke it, and the way out, in one line."""
+
+    def __init__(self, message: object = "") -> None:
+        line = " ".join(str(message).split())
+        super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]} ...")
 
 
 class WeightsError(AttnFlowError, ValueError):

@@ -1,45 +1,77 @@
 """Writing files so that nothing is ever half-written: beside the final name first, then renamed."""
 
+import csv
+import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO
 
 from attnflow.errors import FileError
 
-Writer = Callable[[IO[bytes]], None]
+Writer = Callable[[IO[bytes]], object]
 
 
 def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
     """Call `write` with a binary file beside `path`, then rename it to `path`; on any failure `path` stays as it was."""
-    target = Path(path)
-    if target.is_dir():
-        raise FileError(f"cannot write {target}: it is a folder; give the name of a file")
-    if not target.parent.is_dir():
-        raise FileError(f"cannot write {target}: the folder {target.parent} does not exist")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise FileError(f"cannot write {target}: it exists and is read-only")
     beside = None
     try:
-        with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name[:100]}.", delete=False) as file:
+        target = writable(path)
+        with NamedTemporaryFile(dir=target.parent, prefix=".attnflow-", delete=False) as file:
             beside = Path(file.name)
             write(file)
         umask = os.umask(0)
         os.umask(umask)
         beside.chmod(0o666 & ~umask)  # temporary files are private, the result is an ordinary file
         beside.replace(target)
-    except OSError as error:
-        raise FileError(f"cannot write {target}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"cannot write {Path(path)}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         if beside is not None:
             beside.unlink(missing_ok=True)
+    return Path(path)
+
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """Where a file is to be written, links followed; or an error, before anything is computed."""
+    try:
+        target = Path(path).resolve()
+        if target.is_dir():
+            raise FileError(f"cannot write {path}: it is a folder; give the name of a file")
+        if target.exists() and not target.is_file():
+            raise FileError(f"cannot write {path}: it is no ordinary file")
+        if not target.parent.is_dir():
+            raise FileError(f"cannot write {path}: the folder {target.parent} does not exist")
+        if target.exists() and not os.access(target, os.W_OK):
+            raise FileError(f"cannot write {path}: it exists and is read-only")
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
     return target
+
+
+def known_ending(path: str | os.PathLike[str], endings: Iterable[str]) -> str:
+    """The ending of a file's name, if there is a writer for it."""
+    ending = Path(path).suffix.lower()
+    if ending not in endings:
+        raise FileError(f"cannot write {path}: the ending must be one of {', '.join(endings)}; got {ending or 'none'}")
+    return ending
 
 
 def by_ending(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Path:
     """Write with the writer that belongs to the ending of `path`."""
-    ending = Path(path).suffix.lower()
-    if ending not in writers:
-        raise FileError(f"cannot write {Path(path)}: the ending must be one of {', '.join(writers)}; got {ending or 'none'}")
-    return write_file(path, writers[ending])
+    return write_file(path, writers[known_ending(path, writers)])
+
+
+def write_csv(file: IO[bytes], header: list[str], rows: Iterable[tuple[object, ...]]) -> None:
+    """A table in UTF-8, row by row; what UTF-8 cannot say (a lone surrogate) is escaped."""
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    text.flush()
+    text.detach()

@@ -4,10 +4,13 @@ The model generates as it does by itself, with its own cache; capture listens, a
 one that predicted the i-th generated token, for a prompt of m tokens; so row i of every result belongs to that position.
 """
 
+import json
+import os
 import string
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ import numpy.typing as npt
 from attnflow.attention import Attention
 from attnflow.capture import Call, checked, fuse, listening
 from attnflow.errors import CaptureError, OptionError
+from attnflow.files import by_ending, write_csv
 from attnflow.graph import RESIDUAL, AttentionGraph, Floats
 from attnflow.methods import flow as attention_flow
 from attnflow.models import Model, evaluating
@@ -63,8 +67,29 @@ class PromptAttention:
         values = np.divide(values, sums, out=np.zeros_like(values), where=sums > 0)
         return replace(self, values=values, prompt=tuple(self.prompt[place] for place in kept))
 
+    def rows(self) -> Iterator[tuple[int, str, int, str, int, float]]:
+        """(generated, generated_token, prompt, prompt_token, layer, value) for each value."""
+        for i, new in enumerate(self.generated):
+            for j, old in enumerate(self.prompt):
+                for layer, value in zip(self.layers, self.values[i, j].tolist(), strict=True):
+                    yield i, new, j, old, layer, value
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write .csv (one line a value), .json or .npz, by the ending of the name."""
+        header = ["generated", "generated_token", "prompt", "prompt_token", "layer", "value"]
+        content = {"method": self.method, "prompt": self.prompt, "generated": self.generated, "layers": self.layers}
+        arrays: dict[str, Any] = {name: np.array(value) for name, value in content.items()}
+        return by_ending(
+            path,
+            {
+                ".csv": lambda file: write_csv(file, header, self.rows()),
+                ".json": lambda file: file.write(json.dumps({**content, "values": self.values.tolist()}).encode()),
+                ".npz": lambda file: np.savez_compressed(file, values=self.values, **arrays),
+            },
+        )
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self.values, dtype=dtype, copy=copy)
+        return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
 
     def __repr__(self) -> str:
         return "<PromptAttention: {}, {} generated x {} prompt tokens x {} layers>".format(self.method, *self.values.shape)

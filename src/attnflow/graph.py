@@ -8,6 +8,7 @@ The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual *
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ Floats = npt.NDArray[np.float64]
 RESIDUAL = 0.5
 ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by bytes a number
 ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}  # ... and still be left as it is, so that what was saved loads bit for bit
+LARGE = 2**31  # beyond this no layer, head or position is numbered
 LEAK = 1e-6  # how much weight may stand where a mask says there is none
 
 
@@ -58,7 +60,7 @@ class AttentionGraph:
         removed: Iterable[int] = (),
         layer_names: Iterable[str] | None = None,
     ) -> None:
-        array, precision = to_array(weights, "weights")
+        array, precision = stack_layers(weights)
         if array.ndim != 3:
             raise WeightsError(f"a graph's weights must have 3 axes [layer, query, key]; got shape {array.shape}")
         depth, size, _ = array.shape
@@ -67,7 +69,7 @@ class AttentionGraph:
         checked, is_masked, windows = masked(checked, causal, window)
         freeze(
             self,
-            weights=take_out(checked, gone) if gone else checked,
+            weights=take_out(checked, gone) if gone or precision < 8 else checked,
             residual=check_residual(residual),
             tokens=names_of(tokens, size, "tokens"),
             causal=is_masked,
@@ -120,19 +122,53 @@ def freeze(instance: object, **fields: Any) -> None:
 # ---- checks of all that enters ------------------------------------------------------------------------------------------------
 
 
+NO_WEIGHTS = "the model returned no attention weights; load it with attn_implementation='eager', or use af.capture"
+
+
+def stack_layers(weights: Any) -> tuple[Array, int]:
+    """One array [layer, head, query, key] or [layer, query, key], and its bytes a number, from whatever came."""
+    if weights is None or (isinstance(weights, list | tuple) and not weights):
+        raise WeightsError(f"weights are empty: {NO_WEIGHTS}")
+    if isinstance(weights, list | tuple) and any(hasattr(layer, "shape") or layer is None for layer in weights):
+        layers, precision = [], 8
+        for number, layer in enumerate(weights, start=1):
+            if layer is None:
+                raise WeightsError(f"layer {number} is None: {NO_WEIGHTS}")
+            array, bytes_a_number = to_array(layer, f"layer {number}")
+            layers.append(one_sequence(array) if array.ndim == 4 else array)
+            precision = min(precision, bytes_a_number)
+        shapes = {layer.shape for layer in layers}
+        if len(shapes) > 1:
+            raise WeightsError(f"all layers must have the same shape; got {', '.join(str(shape) for shape in sorted(shapes))}")
+        return np.stack(layers), precision
+    array, precision = to_array(weights, "weights")
+    if array.ndim == 5:
+        array = np.stack([one_sequence(layer) for layer in array])
+    return array, precision
+
+
+def one_sequence(layer: Array) -> Array:
+    """[head, query, key] from a layer's [batch=1, head, query, key]."""
+    if layer.shape[0] != 1:
+        raise WeightsError(f"each layer must be of one sequence, [batch=1, head, query, key]; got shape {layer.shape}: pick one")
+    return layer[0]  # type: ignore[no-any-return]
+
+
 def to_array(value: Any, name: str) -> tuple[Array, int]:
     """A numpy array of float32 or float64 from any library's array, and the bytes a number had when it came."""
-    if hasattr(value, "detach"):  # torch: on any device, with or without gradient, and numpy knows no bfloat16
-        value = value.detach().cpu()
-        if value.dtype.is_floating_point and value.element_size() == 2:
-            return value.float().numpy(), 2
-        value = value.numpy()
-    elif not isinstance(value, np.ndarray | list | tuple) and not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
-        value = np.from_dlpack(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise WeightsError(f"{name} must not be a masked array, whose mask would be lost; fill it first: array.filled(0)")
     try:
+        if hasattr(value, "detach"):  # torch: on any device, with or without gradient, and numpy knows no bfloat16
+            value = value.detach().cpu()
+            if value.dtype.is_floating_point and value.element_size() <= 2:
+                return value.float().numpy(), 2
+            value = value.numpy()
+        elif not isinstance(value, np.ndarray | list | tuple) and not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+            value = np.from_dlpack(value)
         array = np.asarray(value)
-    except ValueError as error:
-        raise WeightsError(f"{name} must be one array of numbers; its parts have different shapes") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WeightsError(f"{name} must be one array of numbers, its parts of one shape; got {type(value).__name__}: {error}") from error
     if array.dtype.name == "bfloat16":
         return array.astype(np.float32), 2
     if array.dtype.kind in "iub":
@@ -159,14 +195,15 @@ def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = ()) -> A
         if bad.any():
             place = first_true(bad)
             raise WeightsError(f"weights must be finite and not negative; got {layer[place]} at {where(weights, number, place)}")
-        sums = layer.sum(axis=-1, keepdims=True)
+        with np.errstate(over="ignore"):
+            sums = layer.sum(axis=-1, keepdims=True)
         off = np.abs(sums[..., 0] - 1) > ROW_TOLERANCE[precision]
         off[..., list(skip)] = False
         if off.any():
             place = first_true(off)
             raise WeightsError(
                 f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {where(weights, number, place)} sums to"
-                f" {sums[place][0]:.6g} (are these weights after softmax, [layer, head, query, key], without padding?)"
+                f" {sums[place][0]:.6g} (are these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
         checked[number] = np.divide(layer, sums, out=layer, where=(sums > 0) & (np.abs(sums - 1) > ROUNDING[precision]))
     return checked
@@ -183,7 +220,7 @@ def where(weights: Array, number: int, place: tuple[int, ...]) -> str:
 
 
 def check_residual(residual: Any) -> float:
-    if not isinstance(residual, int | float | np.number) or isinstance(residual, bool) or not 0 <= residual < 1:
+    if isinstance(residual, bool) or not isinstance(residual, Real) or not 0 <= float(residual) < 1:
         raise OptionError(f"residual must be a number from 0 up to, but not including, 1; got {residual!r} (0.5 is the paper's)")
     return float(residual)
 
@@ -193,14 +230,17 @@ def names_of(names: Iterable[str] | None, size: int, what: str) -> tuple[str, ..
         return None
     if isinstance(names, str):
         raise WeightsError(f"{what} must be a list of {size} names, one a position; got one string {names!r}: split it first")
-    found = tuple(str(name) for name in names)
+    found = tuple(iterated(names, what))
+    for name in found:
+        if not isinstance(name, str):
+            raise WeightsError(f"{what} must be strings; got {name!r}")
     if len(found) != size:
         raise WeightsError(f"{what} must name each of {size} positions; got {len(found)} names")
     return found
 
 
 def layer_names_of(names: Iterable[str] | None, depth: int) -> tuple[str, ...] | None:
-    found = None if names is None else tuple(names)
+    found = None if names is None else tuple(str(name) for name in iterated(names, "layer_names"))
     if found is not None and len(found) != depth:
         raise WeightsError(f"layer_names must name each of {depth} layers; got {len(found)} names")
     return found
@@ -209,7 +249,9 @@ def layer_names_of(names: Iterable[str] | None, depth: int) -> tuple[str, ...] |
 def words_of(words: Iterable[int | None] | None, size: int) -> tuple[int | None, ...] | None:
     if words is None:
         return None
-    found = tuple(None if word is None or word < 0 else int(word) for word in words)
+    given = list(iterated(words, "words"))
+    integers([word for word in given if word is not None], "words")
+    found = tuple(None if word is None or word < 0 else int(word) for word in given)
     if len(found) != size:
         raise WeightsError(f"words must give a word number (or None) to each of {size} positions; got {len(found)}")
     return found
@@ -226,11 +268,19 @@ def positions_of(positions: Iterable[int], size: int, what: str = "positions") -
 
 def integers(values: Iterable[Any], what: str) -> list[int]:
     """Whole numbers, or an error that tells which value is none."""
-    values = [values] if isinstance(values, int | np.integer) else list(values)
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    for value in (found := [values] if np.ndim(values) == 0 and not isinstance(values, Iterable) else list(iterated(values, what))):  # type: ignore[arg-type]
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -LARGE < value < LARGE:
             raise OptionError(f"{what} must be whole numbers; got {value!r}")
-    return [int(value) for value in values]
+    return [int(value) for value in found]
+
+
+def iterated(values: Any, what: str) -> Iterable[Any]:
+    """The values, if they are several."""
+    if isinstance(values, np.ndarray) and values.ndim == 0:
+        return [values[()]]
+    if not isinstance(values, Iterable):
+        raise OptionError(f"{what} must be a list; got {values!r}")
+    return values
 
 
 # ---- masks --------------------------------------------------------------------------------------------------------------------
@@ -238,11 +288,11 @@ def integers(values: Iterable[Any], what: str) -> list[int]:
 
 def windows_of(window: int | Sequence[int | None] | None, depth: int) -> tuple[int | None, ...]:
     """One window (or None) a layer."""
-    windows = (window,) * depth if window is None or isinstance(window, int | np.integer) else tuple(window)
+    windows: tuple[Any, ...] = tuple(window) if isinstance(window, Sequence) else (window,) * depth
     if len(windows) != depth:
         raise OptionError(f"window must be one number, or one a layer; got {len(windows)} for {depth} layers")
     for each in windows:
-        if each is not None and (isinstance(each, bool) or not isinstance(each, int | np.integer) or each < 1):
+        if each is not None and (isinstance(each, bool) or not isinstance(each, int | np.integer) or not 1 <= each < LARGE):
             raise OptionError(f"a window must be a whole number of positions, at least 1, or None; got {each!r}")
     return tuple(None if each is None else int(each) for each in windows)
 
@@ -257,6 +307,8 @@ def visible(size: int, causal: bool, windows: Sequence[int | None]) -> npt.NDArr
 def masked(weights: Array, causal: bool | None, window: int | Sequence[int | None] | None) -> tuple[Array, bool, tuple[int | None, ...]]:
     """The weights [layer, ..., query, key] under their mask, whether they are causal, and each layer's window."""
     windows = windows_of(window, len(weights))
+    if causal is not None and not isinstance(causal, bool | np.bool_):
+        raise OptionError(f"causal must be True, False, or None to find out; got {causal!r}")
     causal = is_causal(weights) if causal is None else bool(causal)
     return apply_mask(weights, causal, windows), causal, windows
 
@@ -282,7 +334,8 @@ def apply_mask(weights: Array, causal: bool, windows: Sequence[int | None]) -> A
             )
         if outside.any():
             layer[:] = np.where(hidden, 0.0, layer)
-            layer /= layer.sum(axis=-1, keepdims=True)
+            sums = layer.sum(axis=-1, keepdims=True)
+            np.divide(layer, sums, out=layer, where=sums > 0)
     return weights
 
 

