@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 import attnflow as af
 from attnflow.capture import listening
@@ -221,6 +222,15 @@ def test_a_rollout_runs_from_the_decoder_to_the_source() -> None:
     assert flowed.at(last)[: len(IDS)].min() > 0
 
 
+def test_names_of_layers_and_the_grid_are_saved(tmp_path: Path) -> None:
+    for family in ("bart", "vit"):
+        first = af.capture(af.Model(build(family)), example(family))
+        first.save(tmp_path / "captured.npz")
+        second = af.Attention.load(tmp_path / "captured.npz")
+        assert (second.layer_names, second.grid, second.tokens) == (first.layer_names, first.grid, first.tokens)
+        assert (second.weights == first.weights).all()
+
+
 def test_images_have_a_grid_and_named_positions() -> None:
     assert af.capture(af.Model(build("vit")), example("vit")).grid == (3, 3)
     tokens = af.capture(af.Model(build("dinov2")), example("dinov2")).tokens
@@ -229,6 +239,25 @@ def test_images_have_a_grid_and_named_positions() -> None:
     distilled = af.capture(af.Model(build("deit")), example("deit")).tokens
     assert distilled is not None
     assert distilled[:3] == ("[CLS]", "[DISTILL]", "0,0")
+
+
+def test_pictures_go_through_the_image_processor(tmp_path: Path) -> None:
+    processor = transformers.ViTImageProcessorPil(size={"height": 24, "width": 24})
+    model = af.Model(build("vit"), processor)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8))
+    picture.save(tmp_path / "picture.png")
+    attention = af.capture(model, picture)
+    pixels = processor(images=picture, return_tensors="pt")["pixel_values"][0]
+    assert (attention.weights == af.capture(model, pixels).weights).all()
+    assert (attention.weights == af.capture(model, tmp_path / "picture.png").weights).all()
+    assert len(af.capture(model, [picture, picture])) == 2
+    ((label, _),) = model.predict(picture)
+    assert label.startswith("LABEL_")
+    for bad in ("https://example.org/a.png", tmp_path / "nothing.png"):
+        with pytest.raises(af.OptionError, match="which is no file"):
+            af.capture(model, bad)
+    with pytest.raises(af.OptionError, match="takes an image"):
+        af.capture(model, {"not": "an image"})
 
 
 # ---- models with their tokenizer -------------------------------------------------------------------------------------------------
@@ -281,6 +310,16 @@ def test_a_masked_model_is_explained_at_its_mask(tokenizer: Any) -> None:
         model.predict("the key is lost")
 
 
+def test_a_tagger_predicts_at_any_position() -> None:
+    model = af.Model(build("electra"))
+    labels = [model.predict(IDS, position=place)[0] for place in range(len(IDS))]
+    with torch.no_grad():
+        probabilities = build("electra")(torch.tensor([IDS])).logits[0].softmax(dim=-1)
+    assert np.allclose([probability for _, probability in labels], probabilities.amax(dim=-1).numpy(), atol=1e-5)
+    with pytest.raises(af.OptionError, match="position must be from 0 to 10; got 11"):
+        model.predict(IDS, position=11)
+
+
 def test_a_folder_is_loaded_and_gives_the_same(tmp_path: Path, tokenizer: Any) -> None:
     build("bert").save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -322,6 +361,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda tokenizer: af.Model(build("bert"), 5), "tokenizer or an image processor; got int"),
     (lambda tokenizer: af.capture(af.Model(build("vit")), torch.zeros(1, 24, 24)), r"shape \[3, height, width\]; got \(1, 24, 24\)"),
     (lambda tokenizer: af.capture(af.Model(build("vit")), "a picture"), "takes pixel tensors; got str"),
+    (lambda tokenizer: af.capture(af.Model(build("vit")), torch.zeros(3, 32, 24)), "takes images of 24 x 24; got 32 x 24"),
 ]
 
 

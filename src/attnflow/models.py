@@ -1,7 +1,8 @@
 """`Model`: a torch model with its tokenizer or image processor, what it predicts, and the position that its prediction comes from."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,19 +99,18 @@ class Model:
         ids, words = self._ids(value, truncation)
         decoder: tuple[int, ...] = ()
         if self.is_encoder_decoder:
-            decoder = self._decoder_ids(ids, target, truncation)
+            decoder = self._decoder_ids(ids, target)
         return Encoded(ids, self.names(ids), words, decoder, self.names(decoder))
 
-    def _ids(self, value: Any, truncation: bool, **options: Any) -> tuple[tuple[int, ...], tuple[int | None, ...] | None]:
+    def _ids(self, value: Any, truncation: bool) -> tuple[tuple[int, ...], tuple[int | None, ...] | None]:
+        """The token ids of a text, or ids as they are, and the word of each token where the tokenizer knows it."""
         words = None
         if isinstance(value, str):
             if self.tokenizer is None:
                 raise OptionError("this model has no tokenizer, so it takes token ids; got a text: give Model(model, tokenizer)")
             if not value.strip():
                 raise OptionError(f"a text must not be empty; got {value!r}")
-            encoded = self.tokenizer(value, truncation=False, verbose=False, **options) if not options else self.tokenizer(**options)
-            found = list(encoded["input_ids"])
-            words = tuple(encoded.word_ids()) if getattr(encoded, "is_fast", False) else None
+            found, words = self._tokenize(value, verbose=False)
         else:
             found = token_ids(value)
         if not found:
@@ -120,8 +120,7 @@ class Model:
             if not truncation:
                 raise OptionError(f"this model takes at most {longest} tokens; got {len(found)}: pass truncation=True to cut the rest off")
             if isinstance(value, str):
-                encoded = self.tokenizer(value, truncation=True, max_length=longest)
-                found, words = list(encoded["input_ids"]), tuple(encoded.word_ids()) if getattr(encoded, "is_fast", False) else None
+                found, words = self._tokenize(value, truncation=True, max_length=longest)
             else:
                 found = found[:longest]
         size = self.model.get_input_embeddings().weight.shape[0]
@@ -130,7 +129,11 @@ class Model:
             raise CaptureError(f"token ids of {self.name} must be from 0 to {size - 1}; got {worst}: the tokenizer does not fit the model")
         return tuple(found), words
 
-    def _decoder_ids(self, ids: tuple[int, ...], target: Any, truncation: bool) -> tuple[int, ...]:
+    def _tokenize(self, text: str, **options: Any) -> tuple[list[int], tuple[int | None, ...] | None]:
+        encoded = self.tokenizer(text, **options)
+        return list(encoded["input_ids"]), tuple(encoded.word_ids()) if getattr(encoded, "is_fast", False) else None
+
+    def _decoder_ids(self, ids: tuple[int, ...], target: Any) -> tuple[int, ...]:
         """What the decoder reads: the target if one is given; a classifier's own shifted input; else the start token."""
         config = self.model.config
         starts = [getattr(config, "decoder_start_token_id", None), getattr(config, "bos_token_id", None), 0]
@@ -149,14 +152,22 @@ class Model:
             pixels = value[0] if value.ndim == 4 and value.shape[0] == 1 else value
         elif self.image_processor is None:
             raise OptionError(f"this model has no image processor, so it takes pixel tensors; got {type(value).__name__}")
+        elif isinstance(value, str | os.PathLike) and not Path(value).is_file():
+            raise OptionError(
+                f"an image must be a PIL image, an array, a tensor or the path of a file; got {str(value)!r}, which is no file"
+            )
         else:
             try:
-                pixels = self.image_processor(images=value, return_tensors="pt")["pixel_values"][0]
+                images = str(value) if isinstance(value, os.PathLike) else value
+                pixels = self.image_processor(images=images, return_tensors="pt")["pixel_values"][0]
             except (ValueError, TypeError, AttributeError, OSError) as error:
                 raise OptionError(f"{self.name} takes an image (PIL, numpy or a tensor); got {type(value).__name__}: {error}") from error
         channels = getattr(self.model.config, "num_channels", 3)
         if pixels.ndim != 3 or pixels.shape[0] != channels:
             raise OptionError(f"an image must have shape [{channels}, height, width]; got {tuple(pixels.shape)}")
+        expected = getattr(self.model.config, "image_size", None)
+        if isinstance(expected, int) and pixels.shape[1:] != (expected, expected) and "dinov2" not in self.model.config.model_type:
+            raise OptionError(f"{self.name} takes images of {expected} x {expected}; got {pixels.shape[1]} x {pixels.shape[2]}: resize it")
         patch = self.model.config.patch_size
         down, across = patch if isinstance(patch, Sequence) else (patch, patch)
         grid = (pixels.shape[1] // down, pixels.shape[2] // across)
@@ -185,17 +196,23 @@ class Model:
             return len(encoded.ids) + (ends[-1] if self.task == "sequence classification" and ends else last)
         return len(encoded.tokens) - 1 if causal else 0
 
-    def predict(self, inputs: Any) -> list[tuple[str, float]]:
-        """The most probable label (or next, or masked, token) of each input, with its probability."""
+    def predict(self, inputs: Any, *, position: int | None = None) -> list[tuple[str, float]]:
+        """The most probable label (or next, or masked, token) of each input, with its probability.
+
+        position: for models that predict at every position, another one than the focal one.
+        """
         import torch
 
         found = []
         for encoded in [self.encode(value) for value in (inputs if isinstance(inputs, list) else [inputs])]:
             with evaluating(self.model), torch.no_grad():
                 logits = self.model(**self.batch([encoded])).logits[0].float()
-            if logits.ndim == 2:  # [position, label]: the focal one's, counted within the part that has logits
+            if logits.ndim == 2:  # [position, label], counted within the part that has logits
                 offset = len(encoded.ids) if self.is_encoder_decoder else 0
-                logits = logits[self.focal(encoded, causal=self.task == "causal LM") - offset]
+                chosen = self.focal(encoded, causal=self.task == "causal LM") - offset if position is None else position
+                if not 0 <= chosen < len(logits):
+                    raise OptionError(f"position must be from 0 to {len(logits) - 1}; got {position}")
+                logits = logits[chosen]
             probabilities = logits.softmax(dim=-1)
             best = int(probabilities.argmax())
             found.append((self.label(best), float(probabilities[best])))
@@ -329,19 +346,15 @@ def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Ten
     return ids, mask
 
 
-class evaluating:  # noqa: N801  # reads as a phrase: with evaluating(model)
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
     """A block in which a model is in eval mode, every part of it; afterwards each part is as it was."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.training: list[Any] = []
-
-    def __enter__(self) -> None:
-        self.training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-
-    def __exit__(self, *error: object) -> None:
-        for module in self.training:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
             module.training = True
 
 
