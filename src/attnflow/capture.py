@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from attnflow.attention import Attention
 from attnflow.errors import CaptureError, OptionError, WeightsError
-from attnflow.models import Encoded, Model, evaluating
+from attnflow.models import Encoded, Model, are_many, evaluating
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def capture(model: Any, inputs: Any, *, heads: str | None = "mean", truncation: 
     model = model if isinstance(model, Model) else Model(model)
     if heads not in HEADS:
         raise OptionError(f"unknown heads {heads!r}; choose from 'mean', 'max', 'min' or None, which keeps every head")
-    many = isinstance(inputs, list) and not (inputs and all(isinstance(each, int) for each in inputs))
+    many = are_many(inputs)
     encoded = [model.encode(each, truncation=truncation) for each in (inputs if many else [inputs])]
     found: dict[int, Attention] = {}
     for batch in batches(encoded, batch_tokens):

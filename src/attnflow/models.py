@@ -204,7 +204,7 @@ class Model:
         import torch
 
         found = []
-        for encoded in [self.encode(value) for value in (inputs if isinstance(inputs, list) else [inputs])]:
+        for encoded in [self.encode(value) for value in (inputs if are_many(inputs) else [inputs])]:
             with evaluating(self.model), torch.no_grad():
                 logits = self.model(**self.batch([encoded])).logits[0].float()
             if logits.ndim == 2:  # [position, label], counted within the part that has logits
@@ -321,6 +321,11 @@ def special_tokens(model: Any) -> list[str]:
     first = ["[CLS]"] if has("cls_token") or has("class_embedding") else []
     distilled = ["[DISTILL]"] if has("distillation_token") else []
     return [*first, *distilled, *(f"[REG{number}]" for number in range(registers))]
+
+
+def are_many(inputs: Any) -> bool:
+    """Whether this is a list of inputs; a list of token ids is one input."""
+    return isinstance(inputs, list) and not (inputs and all(isinstance(each, int) for each in inputs))
 
 
 def token_ids(value: Any) -> list[int]:
