@@ -21,6 +21,7 @@ test-real: .venv/installed-dev .venv/installed-real  ## capture and generation o
 
 bench: .venv/installed-bench .venv/installed-real  ## attnflow against its peers, written to benchmarks/results
 	$(BIN)/python benchmarks/flow.py
+	$(BIN)/python benchmarks/capture.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -44,6 +44,7 @@ class Attention:
     so many positions away, one number for all layers or one (or None) a layer. words: the word that each token belongs to, by number.
     fused: how heads were fused, where they were. sink: [layer, query], the share of attention that went to no token.
     layer_names: what each layer is, where they are not simply a model's layers. grid: patches down and across, for images.
+    copy=False: the array given, if it is a numpy array of float32 or float64, becomes the Attention's own and is renormalised in place.
 
     >>> attention = Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"])
     >>> attention
@@ -72,6 +73,7 @@ class Attention:
         sink: Any = None,
         layer_names: Iterable[str] | None = None,
         grid: tuple[int, int] | None = None,
+        copy: bool = True,
     ) -> None:
         array, precision = stack_layers(weights)
         if fused is not None and not isinstance(fused, str):
@@ -83,7 +85,7 @@ class Attention:
         elif fused is not None and array.shape[1] != 1:
             raise WeightsError(f"fused weights must have one head; got {array.shape[1]} with fused={fused!r}")
         depth, size = array.shape[0], array.shape[-1]
-        checked, is_masked, windows = masked(check_rows(array, precision), causal, window)
+        checked, is_masked, windows = masked(check_rows(array, precision, copy=copy or array is not weights), causal, window)
         if sink is not None:
             sink = to_array(sink, "sink")[0].astype(np.float64)
             if sink.shape != (depth, size):

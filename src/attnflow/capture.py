@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from attnflow.models import Encoded, Model, are_many, evaluating
 if TYPE_CHECKING:
     import torch
 
-BLOCK = 2**22  # numbers in one block of weights [sequence, head, query, key], at most, if one query's row is not larger
+BLOCK = 2**20  # numbers in one block of weights [sequence, head, query, key], at most, if one query's row is not larger
 BATCH_TOKENS = 4096  # tokens that run through the model together, padding included
 HEADS = ("mean", "max", "min", None)
 
@@ -33,7 +34,7 @@ class Call:
     """One layer's attention as it was called: fused weights [sequence, head, query, key], on the CPU."""
 
     name: str  # of the module, within its model
-    weights: "torch.Tensor"  # [sequence, head (1 if fused), query, key]
+    weights: npt.NDArray[np.float32]  # [sequence, head (1 if fused), query, key]
     sink: "torch.Tensor | None"  # [sequence, query]: the share of attention that goes to no token
     window: int | None  # a query sees keys less than so many positions away
 
@@ -72,7 +73,9 @@ def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) ->
     """Run the model once on a batch, and cut each input's attention out of what was heard."""
     import torch
 
-    arguments = model.batch(inputs)
+    arguments: dict[str, Any] = dict(model.batch(inputs))
+    if "use_cache" in signature(model.model.forward).parameters:
+        arguments["use_cache"] = False  # nothing follows, so keys and values need not be kept
     with evaluating(model.model), torch.no_grad():
         with listening(model.model, heads) as calls:
             model.model(**arguments)
@@ -92,16 +95,37 @@ patching = threading.RLock()
 patched = 0  # captures under way, in all threads
 
 
+class Layers:
+    """Places for the weights of one layer after another, in one array for all layers as long as they have the same shape."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.used = 0
+        self.array: npt.NDArray[np.float32] = np.empty((0,), np.float32)
+
+    def next(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """An uninitialised array of this shape."""
+        if self.used == len(self.array) or self.array.shape[1:] != shape:
+            self.array, self.used = np.empty((self.depth, *shape), np.float32), 0
+        self.used += 1
+        layer: npt.NDArray[np.float32] = self.array[self.used - 1]
+        return layer
+
+
 @contextmanager
 def listening(model: Any, heads: str | None) -> Iterator[list[Call]]:
     """A list that fills with one Call for each attention that the model computes in this thread, in their order."""
+    import torch
+
     names = {module: name for name, module in model.named_modules()}
     calls: list[Call] = []
+    layers = Layers(getattr(model.config, "num_hidden_layers", 1))
 
     def listen(attend: Any, module: Any, query: Any, key: Any, value: Any, mask: Any = None, *rest: Any, **options: Any) -> Any:
         output = attend(module, query, key, value, mask, *rest, **options)
         if module in names:
-            weights, sink = attention_weights(module, query, key, mask, heads, options)
+            weights = layers.next((query.shape[0], query.shape[1] if heads is None else 1, query.shape[2], key.shape[2]))
+            sink = attention_weights(module, query, key, mask, heads, options, torch.from_numpy(weights))
             calls.append(Call(names[module], weights, sink, options.get("sliding_window")))
         return output
 
@@ -143,11 +167,18 @@ def interface_patched() -> Iterator[None]:
 
 
 def attention_weights(
-    module: Any, query: "torch.Tensor", key: "torch.Tensor", mask: "torch.Tensor | None", heads: str | None, options: dict[str, Any]
-) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """The weights that attention has, from what the interface was given: query [sequence, head, query, width], key likewise.
+    module: Any,
+    query: "torch.Tensor",
+    key: "torch.Tensor",
+    mask: "torch.Tensor | None",
+    heads: str | None,
+    options: dict[str, Any],
+    weights: "torch.Tensor",
+) -> "torch.Tensor | None":
+    """Set weights [sequence, head or 1, query, key] to those that attention has, from what the interface was given.
 
-    Returns weights [sequence, head or 1, query, key] and the share of a sink logit [sequence, query], in float32 on the CPU.
+    query: [sequence, head, query, width]; key likewise, where several heads may share one. Returns the share of a sink logit [sequence,
+    query], if there is one.
     """
     import torch
 
@@ -159,31 +190,31 @@ def attention_weights(
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     hides_future = mask is None and bool(is_causal) and queries > 1
-    kept = count if heads is None else 1
-    weights = torch.empty(sequences, kept, queries, keys)
     sink = None if sinks is None else torch.empty(sequences, queries)
-    keys_across = key.float().transpose(2, 3)[:, :, None]  # [sequence, group, 1, width, key]
+    across = key.float().transpose(2, 3)  # [sequence, group, width, key]
     step = max(1, BLOCK // (sequences * count * keys))
     for start in range(0, queries, step):
-        rows = slice(start, start + step)
-        block = query[:, :, rows].float().unflatten(1, (groups, -1))  # [sequence, group, head of group, query, width]
-        logits = (block @ keys_across).flatten(1, 2) * scaling  # [sequence, head, query, key]
+        rows = slice(start, min(start + step, queries))
+        seen = min(keys, rows.stop) if hides_future else keys  # no query of this block sees a later key
+        block = (query[:, :, rows].float() * scaling).reshape(sequences, groups, -1, width)  # a group's heads below each other
+        logits = (block @ across[..., :seen]).view(sequences, count, rows.stop - start, seen)  # [sequence, head, query, key]
         if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
+            logits.div_(softcap).tanh_().mul_(softcap)
         if bias is not None:
-            logits = logits + bias[:, :, rows, :keys].float()
+            logits += bias[:, :, rows, :seen].float()
         if mask is not None:
-            part = mask[:, :, rows if mask.shape[2] > 1 else slice(None), :keys]
-            logits = logits.masked_fill(~part, float("-inf")) if part.dtype == torch.bool else logits + part.float()
+            part = mask[:, :, rows if mask.shape[2] > 1 else slice(None), :seen]
+            logits = logits.masked_fill_(~part, float("-inf")) if part.dtype == torch.bool else logits.add_(part.float())
         if hides_future:
-            future = torch.arange(keys, device=logits.device)[None] > torch.arange(queries, device=logits.device)[rows, None]
-            logits = logits.masked_fill(future, float("-inf"))
+            future = torch.ones(rows.stop - start, seen - start, dtype=torch.bool, device=logits.device).triu_(1)
+            logits[..., start:].masked_fill_(future, float("-inf"))
+            weights[:, :, rows, seen:] = 0.0
         if sinks is not None:
             extra = sinks.float().reshape(1, -1, 1, 1).expand(sequences, -1, logits.shape[2], 1)
             shares = torch.cat([logits, extra], dim=-1).softmax(dim=-1)[..., -1]
             sink[:, rows] = shares.mean(dim=1).cpu()  # type: ignore[index]
-        weights[:, :, rows] = fuse(logits.softmax(dim=-1), heads).cpu()
-    return weights, sink
+        weights[:, :, rows, :seen] = fuse(torch.softmax(logits, dim=-1, out=logits), heads)
+    return sink
 
 
 def fuse(weights: "torch.Tensor", heads: str | None) -> "torch.Tensor":
@@ -201,7 +232,7 @@ def eager_calls(model: Model, arguments: dict[str, Any], heads: str | None) -> l
     """The calls of a model outside the interface, from the weights that it returns itself."""
     layers = getattr(model.model(**arguments, output_attentions=True), "attentions", None) or ()
     return [
-        Call(f"layer {number}", fuse(layer.float(), heads).cpu(), None, None)
+        Call(f"layer {number}", fuse(layer.float(), heads).cpu().numpy(), None, None)
         for number, layer in enumerate(layers, start=1)
         if layer is not None
     ]
@@ -217,13 +248,22 @@ def one_stack(model: Model, encoded: Encoded, calls: Sequence[Call], place: int,
     for number, call in enumerate(calls, start=1):
         if min(call.weights.shape[2:]) < size or (model.is_vision and call.weights.shape[2] != size):
             raise CaptureError(f"layer {number} of {model.name} attends over {call.weights.shape[2]} positions; its input has {size}")
-    weights = np.stack([repaired(call.weights[place, :, :size, :size].numpy(), heads) for call in calls])
+    weights = stacked(calls, place, size, heads)
     sinks = [call.sink for call in calls]
     sink = None
     if any(each is not None for each in sinks):
         sink = np.stack([np.zeros(size) if each is None else each[place, :size].numpy() for each in sinks])
     windows = [call.window if call.window is not None and call.window < size else None for call in calls]
     return checked(model, weights, tokens=encoded.tokens, words=encoded.words, window=windows, sink=sink, fused=heads, grid=encoded.grid)
+
+
+def stacked(calls: Sequence[Call], place: int, size: int, heads: str | None) -> npt.NDArray[np.float32]:
+    """[layer, head, query, key] of one input: the array that the calls were written to, where it holds nothing else."""
+    first = calls[0].weights
+    if first.base is not None and first.base.shape == (len(calls), 1, first.shape[1], size, size) and heads != "min":
+        whole: npt.NDArray[np.float32] = first.base[:, 0]
+        return whole
+    return np.stack([repaired(call.weights[place, :, :size, :size], heads) for call in calls])
 
 
 def encoder_decoder(model: Model, encoded: Encoded, calls: Sequence[Call], place: int, heads: str | None) -> Attention:
@@ -243,7 +283,7 @@ def encoder_decoder(model: Model, encoded: Encoded, calls: Sequence[Call], place
         ).copy()
         matrix[:, rows] = 0.0
         height, width = rows.stop - rows.start, columns.stop - columns.start
-        matrix[:, rows, columns] = repaired(call.weights[place, :, :height, :width].numpy(), heads)
+        matrix[:, rows, columns] = repaired(call.weights[place, :, :height, :width], heads)
         layers.append(matrix)
         names.append(
             f"{part} {counts[part]}" if part == "encoder" else f"decoder {counts[part]} {'self' if part == 'decoder' else 'cross'}"
@@ -284,6 +324,6 @@ def check_layers(model: Model, calls: Sequence[Call], expected: int) -> None:
 def checked(model: Model, weights: npt.NDArray[np.float32], **options: Any) -> Attention:
     """The Attention, or an error that says whose layer did not come out as attention."""
     try:
-        return Attention(weights, **options)
+        return Attention(weights, copy=False, **options)
     except WeightsError as error:
         raise CaptureError(f"the captured weights of {model.name} are not attention: {error}") from error

@@ -219,7 +219,7 @@ def generate_batch(model: Model, prompts: Sequence[tuple[int, ...]], max_new_tok
         with listening(model.model, "mean") as calls:
             output = model.model.generate(input_ids=given, attention_mask=mask, **settings)
         if "output_attentions" in settings:
-            calls = [Call("", fuse(layer.float(), "mean").cpu(), None, None) for step in output.attentions for layer in step]
+            calls = [Call("", fuse(layer.float(), "mean").cpu().numpy(), None, None) for step in output.attentions for layer in step]
     steps = len(output.logits)
     depth = model.model.config.num_hidden_layers
     if len(calls) != steps * depth:

@@ -105,7 +105,7 @@ class AttentionGraph:
 
     def uniform(self) -> "AttentionGraph":
         """The same graph for attention without preference: every query spreads evenly over the keys that it may see."""
-        sees = np.broadcast_to(visible(self.size, self.causal, self.window), self.weights.shape)
+        sees = np.stack([visible(self.size, self.causal, window) for window in self.window])
         return replace(self, weights=sees / sees.sum(axis=-1, keepdims=True))
 
     def __repr__(self) -> str:
@@ -179,16 +179,16 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
     return array.astype(np.float64 if precision == 8 else np.float32, copy=False), precision
 
 
-def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = ()) -> Array:
+def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = (), copy: bool = True) -> Array:
     """weights [layer, ..., query, key] with rows that sum to 1, renormalised in float64 layer by layer, or an error with the place.
 
-    precision: the bytes a number had. Rows of the positions in `skip` are not looked at.
+    precision: the bytes a number had. Rows of the positions in `skip` are not looked at. copy=False: the array itself is renormalised.
     """
     if weights.shape[-1] != weights.shape[-2]:
         raise WeightsError(f"each layer of the weights must be square, [query, key]; got shape {weights.shape}")
     if weights.size == 0:
         raise WeightsError(f"weights are empty; got shape {weights.shape}: at least one layer, head and token are needed")
-    checked = np.empty(weights.shape, np.float64 if precision == 8 else np.float32)
+    checked = np.empty(weights.shape, np.float64 if precision == 8 else np.float32) if copy else weights
     for number, given in enumerate(weights):
         layer = given.astype(np.float64, order="C")
         bad = ~np.isfinite(layer) | (layer < 0)
@@ -297,11 +297,11 @@ def windows_of(window: int | Sequence[int | None] | None, depth: int) -> tuple[i
     return tuple(None if each is None else int(each) for each in windows)
 
 
-def visible(size: int, causal: bool, windows: Sequence[int | None]) -> npt.NDArray[np.bool_]:
-    """[layer, query, key]: which keys a query may see."""
+def visible(size: int, causal: bool, window: int | None) -> npt.NDArray[np.bool_]:
+    """[query, key]: which keys a query of one layer may see."""
     ahead = np.arange(size)[None, :] - np.arange(size)[:, None]  # key minus query
-    base = ahead <= 0 if causal else np.ones((size, size), bool)
-    return np.stack([base if window is None else base & (np.abs(ahead) < window) for window in windows])
+    sees = ahead <= 0 if causal else np.ones((size, size), bool)
+    return sees if window is None else sees & (np.abs(ahead) < window)
 
 
 def masked(weights: Array, causal: bool | None, window: int | Sequence[int | None] | None) -> tuple[Array, bool, tuple[int | None, ...]]:
@@ -323,17 +323,18 @@ def apply_mask(weights: Array, causal: bool, windows: Sequence[int | None]) -> A
     """Check that weights [layer, ..., query, key] respect the mask, and clear in place what rounding left outside of it."""
     if not causal and all(window is None for window in windows):
         return weights
-    for number, hidden in enumerate(~visible(weights.shape[-1], causal, windows)):
-        layer = weights[number]
-        outside = np.where(hidden, layer, 0.0)
+    hidden_by = {window: ~visible(weights.shape[-1], causal, window) for window in set(windows)}
+    for number, window in enumerate(windows):
+        layer, hidden = weights[number], hidden_by[window]
+        outside = np.where(hidden, layer, layer.dtype.type(0))
         if outside.max() > LEAK:
             place = first_true(outside > LEAK)
             raise WeightsError(
-                f"weights must be 0 where the mask hides a key (causal={causal}, window={windows[number]});"
+                f"weights must be 0 where the mask hides a key (causal={causal}, window={window});"
                 f" got {outside[place]:.3g} at {where(weights, number, place)}"
             )
         if outside.any():
-            layer[:] = np.where(hidden, 0.0, layer)
+            layer[...] = np.where(hidden, layer.dtype.type(0), layer)
             sums = layer.sum(axis=-1, keepdims=True)
             np.divide(layer, sums, out=layer, where=sums > 0)
     return weights
