@@ -86,7 +86,8 @@ def test_what_ships_is_typed_and_has_its_example() -> None:
 
 
 def test_every_public_function_has_a_runnable_example() -> None:
-    for function in (af.raw, af.rollout, af.flow, af.max_flow, af.Attention, af.AttentionGraph, af.TokenAttention, af.Attention.graph):
+    functions = [af.raw, af.rollout, af.flow, af.max_flow, af.capture, af.record, af.generate, af.load]
+    for function in (*functions, af.Attention, af.AttentionGraph, af.TokenAttention, af.Model, af.Attention.graph):
         assert ">>>" in (function.__doc__ or ""), function
 
 

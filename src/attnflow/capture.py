@@ -44,6 +44,11 @@ def capture(model: Any, inputs: Any, *, heads: str | None = "mean", truncation: 
 
     heads: "mean", "max" or "min" fuse while capturing, so that one matrix a layer is kept; None keeps every head. Padding never enters.
     For an encoder-decoder, an input may be a pair (source, target), and positions are those of the encoder, then of the decoder.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8))
+    >>> capture(model, [[101, 7592, 102], [101, 102]], heads=None)
+    [<Attention: 2 layers, 2 heads, 3 positions>, <Attention: 2 layers, 2 heads, 2 positions>]
     """
     model = model if isinstance(model, Model) else Model(model)
     if heads not in HEADS:

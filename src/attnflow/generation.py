@@ -171,6 +171,11 @@ def generate(model: Any, prompt: Any, *, max_new_tokens: int = 20, **options: An
     """Generate from a prompt (a text, token ids, or chat messages), or from a list of prompts, and keep the attention.
 
     options are those of the model's own `generate`: do_sample, temperature, eos_token_id, ...; beams are refused.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2))
+    >>> generate(model, [464, 1994], max_new_tokens=3, eos_token_id=None).rollout()
+    <PromptAttention: rollout, 3 generated x 2 prompt tokens x 2 layers>
     """
     model = model if isinstance(model, Model) else Model(model)
     if model.task != "causal LM":

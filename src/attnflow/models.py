@@ -44,6 +44,11 @@ class Model:
     """A Hugging Face model and what turns inputs into its inputs: a tokenizer or an image processor.
 
     Without either, inputs are token ids (or pixel tensors), and tokens are called by their ids.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = Model(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2)))
+    >>> model, model.encode([464, 1994]).tokens
+    (<Model: GPT2LMHeadModel, causal LM>, ('464', '1994'))
     """
 
     model: Any
@@ -251,7 +256,13 @@ class Model:
 
 
 def load(name: str | os.PathLike[str]) -> Model:
-    """A model from a hub id, a folder, or a folder with a GGUF file; safetensors or GGUF only, and never a model's own code."""
+    """A model from a hub id, a folder, or a folder with a GGUF file; safetensors or GGUF only, and never a model's own code.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)).save_pretrained("tiny")
+    >>> load("tiny")
+    <Model: BertModel, encoder>
+    """
     require_torch()
     import transformers
 
