@@ -310,6 +310,17 @@ def test_a_masked_model_is_explained_at_its_mask(tokenizer: Any) -> None:
         model.predict("the key is lost")
 
 
+def test_a_bart_classifier_is_explained_where_its_input_ends() -> None:
+    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    config = transformers.BartConfig(vocab_size=60, encoder_layers=2, decoder_layers=2, max_position_embeddings=40, **sizes)
+    config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id = 1, 2, 3, 3
+    model = af.Model(transformers.BartForSequenceClassification(config))
+    assert model.focal(model.encode([2, 5, 6, 7, 3]), causal=False) == 5 + 4
+    assert af.capture(model, [2, 5, 6, 7, 3]).size == 10
+    with pytest.raises(af.OptionError, match="BertModel has no head that predicts"):
+        bert().predict(IDS)
+
+
 def test_a_tagger_predicts_at_any_position() -> None:
     model = af.Model(build("electra"))
     labels = [model.predict(IDS, position=place)[0] for place in range(len(IDS))]

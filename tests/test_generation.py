@@ -138,6 +138,7 @@ def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> No
         (lambda: story("llama", max_new_tokens=35), "at most 40 tokens; got a prompt of 6 and max_new_tokens=35"),
         (lambda: af.generate(build("bert"), PROMPT), "generate needs a causal LM; BertModel is for encoder"),
         (lambda: story("llama", "a text"), "no tokenizer"),
+        (lambda: story("llama", nonsense=3), "cannot generate with .*nonsense"),
         (lambda: story("llama", [{"role": "user", "content": "hello"}]), "chat template"),
         (lambda: story("llama").rollout(normalize="max"), "unknown normalize 'max'"),
         (lambda: story("llama").rollout(without=[7]), "without must leave the positions from 5 on"),

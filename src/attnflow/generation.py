@@ -221,8 +221,11 @@ def generate_batch(model: Model, prompts: Sequence[tuple[int, ...]], max_new_tok
     with evaluating(model.model), torch.no_grad():
         if not uses_interface(model):
             settings["output_attentions"] = True
-        with listening(model.model, "mean") as calls:
-            output = model.model.generate(input_ids=given, attention_mask=mask, **settings)
+        try:
+            with listening(model.model, "mean") as calls:
+                output = model.model.generate(input_ids=given, attention_mask=mask, **settings)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"{model.name} cannot generate with {sorted(options)}: {error}") from error
         if "output_attentions" in settings:
             calls = [Call("", fuse(layer.float(), "mean").cpu().numpy(), None, None) for step in output.attentions for layer in step]
     steps = len(output.logits)

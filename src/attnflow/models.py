@@ -196,7 +196,8 @@ class Model:
                 raise OptionError(f"a masked LM is explained at its mask, and this text has none; put {token} in it")
             return encoded.ids.index(mask)
         if self.is_encoder_decoder:
-            ends = [place for place, each in enumerate(encoded.decoder_ids) if each == self.model.config.eos_token_id]
+            # BART-like classifiers read the decoder where the *input* ends; its own input is the same, shifted by one
+            ends = [place for place, each in enumerate(encoded.ids) if each == self.model.config.eos_token_id]
             last = len(encoded.decoder_ids) - 1
             return len(encoded.ids) + (ends[-1] if self.task == "sequence classification" and ends else last)
         return len(encoded.tokens) - 1 if causal else 0
@@ -211,7 +212,12 @@ class Model:
         found = []
         for encoded in [self.encode(value) for value in (inputs if are_many(inputs) else [inputs])]:
             with evaluating(self.model), torch.no_grad():
-                logits = self.model(**self.batch([encoded])).logits[0].float()
+                output = self.model(**self.batch([encoded]))
+            if not hasattr(output, "logits"):
+                raise OptionError(
+                    f"{self.name} has no head that predicts; load the model with one, as AutoModelForSequenceClassification does"
+                )
+            logits = output.logits[0].float()
             if logits.ndim == 2:  # [position, label], counted within the part that has logits
                 offset = len(encoded.ids) if self.is_encoder_decoder else 0
                 chosen = self.focal(encoded, causal=self.task == "causal LM") - offset if position is None else position
