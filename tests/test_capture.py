@@ -174,6 +174,19 @@ def test_an_error_in_the_model_leaves_it_as_found() -> None:
     assert state(model) == before
 
 
+def test_a_mask_that_went_missing_is_an_error() -> None:
+    model = build("llama")
+    attentions = [module for module in model.modules() if getattr(module, "is_causal", False)]
+    try:
+        for module in attentions:
+            module.is_causal = False
+        with pytest.raises(af.CaptureError, match=r"weights of LlamaForCausalLM are not attention: .* mask hides a key .* layer 1"):
+            af.capture(af.Model(model), IDS)
+    finally:
+        for module in attentions:
+            module.is_causal = True
+
+
 def test_captures_in_two_threads_do_not_hear_each_other() -> None:
     found: dict[str, Any] = {}
 

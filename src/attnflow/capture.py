@@ -259,7 +259,12 @@ def one_stack(model: Model, encoded: Encoded, calls: Sequence[Call], place: int,
     if any(each is not None for each in sinks):
         sink = np.stack([np.zeros(size) if each is None else each[place, :size].numpy() for each in sinks])
     windows = [call.window if call.window is not None and call.window < size else None for call in calls]
-    return checked(model, weights, tokens=encoded.tokens, words=encoded.words, window=windows, sink=sink, fused=heads, grid=encoded.grid)
+    # a language model that predicts the next token must not have seen it: then a mask went missing, and that is an error
+    causal = (
+        True if model.task == "causal LM" and size > 1 and not getattr(model.model.config, "use_bidirectional_attention", False) else None
+    )
+    names = {"tokens": encoded.tokens, "words": encoded.words, "grid": encoded.grid}
+    return checked(model, weights, causal=causal, window=windows, sink=sink, fused=heads, **names)
 
 
 def stacked(calls: Sequence[Call], place: int, size: int, heads: str | None) -> npt.NDArray[np.float32]:
