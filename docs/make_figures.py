@@ -8,13 +8,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attnflow.cli import show_demo
+import attnflow as af
+from attnflow.cli import DEMO
+from attnflow.terminal import print_explanation
 
 
 def main() -> None:
     """Write docs/demo.svg."""
     console = Console(record=True, width=104, file=StringIO(), force_terminal=True)
-    show_demo(console)
+    for text in DEMO:
+        print_explanation(console, af.explain(text))
+        console.print()
     console.save_svg(str(Path(__file__).with_name("demo.svg")), title="make demo")
 
 

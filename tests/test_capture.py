@@ -360,7 +360,7 @@ def bert() -> af.Model:
     return af.Model(build("bert"))
 
 
-class NoAttention(transformers.BertPreTrainedModel):  # type: ignore[misc]
+class NoAttention(transformers.BertPreTrainedModel):
     def __init__(self) -> None:
         super().__init__(transformers.BertConfig(vocab_size=60, hidden_size=8, num_attention_heads=1))
         self.embeddings = torch.nn.Embedding(60, 8)

@@ -15,7 +15,7 @@ import attnflow as af
 from attnflow import cli
 from tests.oracles import attention
 
-EXAMPLE = str(Path(af.__file__).parent / "example.npz")
+EXAMPLE = str(Path(__file__).parent / "data" / "example.npz")
 
 
 def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -39,20 +39,50 @@ def causal(tmp_path: Path) -> Path:
     return path
 
 
-def test_version_and_help() -> None:
+def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--version").stdout.strip() == f"attnflow {af.__version__}"
     helped = run("--help")
     assert helped.returncode == 0
-    for command in ("raw", "rollout", "flow", "demo"):
+    for command in ("raw", "rollout", "flow", "capture", "generate", "explain", "evaluate", "train", "reproduce", "demo"):
         assert command in helped.stdout
-        assert run(command, "--help").returncode == 0
+        assert inside(monkeypatch, *command.split(), "--help") == 0
+    for command in ("train verb-number", "train sentiment", "reproduce table1", "reproduce table2", "reproduce table3"):
+        assert inside(monkeypatch, *command.split(), "--help") == 0
 
 
-def test_demo_shows_three_methods_side_by_side() -> None:
+def test_demo_explains_two_sentences_of_both_numbers() -> None:
     shown = run("demo")
     assert shown.returncode == 0, shown.stderr
-    for word in ("raw", "rollout", "flow", "cabinet", "[CLS]", "█"):
+    for word in ("singular, with probability", "plural, with probability", "raw", "rollout", "flow", "blank out", "cabinets", "█"):
         assert word in shown.stdout
+
+
+def test_explain_shows_a_strip_for_each_method(folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    assert inside(monkeypatch, "explain", "the keys to the cabinet", "--layer", "3") == 0
+    shown = capsys.readouterr().out
+    found = af.explain("the keys to the cabinet", importance=())
+    assert f"plural, with probability {found.prediction[1] if found.prediction else 0:.3f}" in shown
+    assert "what position 0, [CLS], of layer 3 looks at" in shown
+    for method in ("raw", "rollout", "flow"):
+        line = next(line for line in shown.splitlines() if line.strip().startswith(f"{method} "))
+        _, token, value = found.methods[method].top(1, position=0, layer=3)[0]
+        assert line.rstrip().endswith(f"{token} {value:.3f}")
+        assert f"{token}█" in line
+    assert "blank out" not in shown
+    assert inside(monkeypatch, "explain", "the lost key", "--model", folders / "decoder", "--importance", "--words", "--position", "2") == 0
+    shown = capsys.readouterr().out
+    assert "what position 2" in shown
+    assert "input gradient" in shown
+
+
+@pytest.mark.parametrize("ending", [".csv", ".json", ".npz"])
+def test_explain_writes_by_ending(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / f"x{ending}"
+    assert inside(monkeypatch, "explain", "the key", "--target", "plural", "--out", out) == 0
+    assert out.stat().st_size > 100
+    if ending == ".json":
+        assert json.loads(out.read_text())["blank_out"]["target"] == "plural"
 
 
 @pytest.mark.parametrize("method", ["raw", "rollout", "flow"])
@@ -170,6 +200,14 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["explain", ""], "must not be empty"),
+        (["explain", "key " * 70], "takes at most 64 tokens; got 71"),
+        (["explain", "the key", "--layer", "7"], "layer 7 was not computed; this result has layers 1..6"),
+        (["explain", "the key", "--position", "3"], "position must be from 0 to 2; got 3"),
+        (["explain", "the key", "--target", "dual"], "unknown target 'dual'; choose from singular, plural"),
+        (["explain", "the key", "--target", "2"], "target must be from 0 to 1"),
+        (["explain", "the key", "--out", "x.docx"], "the ending must be one of"),
+        (["explain", "the key", "--model", "no-such-model"], "cannot load no-such-model"),
         (["capture", "encoder", "", "--out", "x.npz"], "must not be empty"),
         (["capture", "encoder", "the key", "--heads", "median", "--out", "x.npz"], "unknown heads 'median'"),
         (["capture", "encoder", "key " * 60, "--out", "x.npz"], "takes at most 40 tokens; got 62: pass truncation=True"),

@@ -24,16 +24,34 @@ HOUSE = [
     "maxflow",
     "flows",
     "results",
+    "drawing",
     "methods",
+    "verb_number",
     "models",
+    "loading",
     "capture",
     "record",
     "generation",
+    "importance",
+    "evaluate",
+    "explain",
+    "figures",
+    "page",
+    "paper",
+    "terminal",
+    "lab",
     "cli",
     "__main__",
 ]
 # imports inside a function that point down the house, allowed one by one: (file, imported)
-ALLOWED: set[tuple[str, str]] = set()
+ALLOWED = {
+    ("explain", "page"),
+    ("generation", "page"),
+    ("explain", "figures"),
+    ("generation", "figures"),
+}
+# the files of paper/, in their order
+PAPER = ["agreement", "nouns", "augmentation", "grammar", "checkpoint", "training", "train_verb_number", "sentiment", "tables", "__init__"]
 
 
 def test_import_attnflow_loads_nothing_heavy() -> None:
@@ -41,24 +59,35 @@ def test_import_attnflow_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
-def imported_by(path: Path) -> set[str]:
+def imported_by(path: Path, package: str = "attnflow") -> set[str]:
+    """What a file imports from a package of ours, at its top or inside functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("attnflow."):
-            names.add(node.module.split(".")[1])
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}."):
+            names.add(node.module.removeprefix(f"{package}.").split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and node.module == package:
+            names |= {alias.name for alias in node.names if alias.name in HOUSE + PAPER}
         elif isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("attnflow.")}
+            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith(f"{package}.")}
     return names
 
 
 def test_every_file_has_its_place_and_imports_point_up() -> None:
     files = {path.stem: path for path in SOURCE.glob("*.py") if path.stem != "__init__"}
-    assert sorted(files) == sorted(HOUSE)
+    assert sorted(files) == sorted(set(HOUSE) - {"paper"})
     for name, path in files.items():
         for other in imported_by(path):
             assert HOUSE.index(other) < HOUSE.index(name) or (name, other) in ALLOWED, (
                 f"{name}.py imports {other}.py, which stands below it"
             )
+
+
+def test_the_files_of_the_paper_have_their_order_too() -> None:
+    files = {path.stem: path for path in (SOURCE / "paper").glob("*.py")}
+    assert sorted(files) == sorted(PAPER)
+    for name, path in files.items():
+        assert all(HOUSE.index(other) <= HOUSE.index("paper") for other in imported_by(path))
+        assert all(PAPER.index(other) < PAPER.index(name) for other in imported_by(path, "attnflow.paper"))
 
 
 def test_the_kernels_know_numpy_and_numba_only() -> None:
@@ -79,14 +108,19 @@ def test_version_has_a_changelog_entry() -> None:
     assert f"## {af.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_what_ships_is_typed_and_has_its_example() -> None:
+def test_what_ships_is_typed_and_has_its_model() -> None:
     assert (SOURCE / "py.typed").exists()
-    assert (SOURCE / "example.npz").stat().st_size < 200_000
-    assert af.Attention.load(SOURCE / "example.npz").heads == 12
+    assert sorted(path.name for path in (SOURCE / "weights").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "vocabulary.txt",
+    ]
 
 
 def test_every_public_function_has_a_runnable_example() -> None:
     functions = [af.raw, af.rollout, af.flow, af.max_flow, af.capture, af.record, af.generate, af.load]
+    functions += [af.blank_out, af.input_gradient, af.evaluate, af.explain]
     for function in (*functions, af.Attention, af.AttentionGraph, af.TokenAttention, af.Model, af.Attention.graph):
         assert ">>>" in (function.__doc__ or ""), function
 

@@ -8,11 +8,24 @@ array([0.6875, 0.3125])
 
 from attnflow.attention import Attention
 from attnflow.capture import capture
-from attnflow.errors import AttnFlowError, CaptureError, FileError, MissingExtraError, OptionError, SaturationWarning, WeightsError
+from attnflow.errors import (
+    AttnFlowError,
+    CaptureError,
+    FileError,
+    MissingExtraError,
+    OptionError,
+    RoundingWarning,
+    SaturationWarning,
+    WeightsError,
+)
+from attnflow.evaluate import Report, evaluate
+from attnflow.explain import Explanation, explain
 from attnflow.generation import Generation, PromptAttention, generate
 from attnflow.graph import AttentionGraph
+from attnflow.importance import Importance, blank_out, input_gradient
+from attnflow.loading import load
 from attnflow.methods import METHODS, flow, max_flow, raw, rollout
-from attnflow.models import Model, load
+from attnflow.models import Model
 from attnflow.record import record
 from attnflow.results import MaxFlow, TokenAttention
 
@@ -24,19 +37,27 @@ __all__ = [
     "AttentionGraph",
     "AttnFlowError",
     "CaptureError",
+    "Explanation",
     "FileError",
     "Generation",
+    "Importance",
     "MaxFlow",
     "MissingExtraError",
     "Model",
     "OptionError",
     "PromptAttention",
+    "Report",
+    "RoundingWarning",
     "SaturationWarning",
     "TokenAttention",
     "WeightsError",
+    "blank_out",
     "capture",
+    "evaluate",
+    "explain",
     "flow",
     "generate",
+    "input_gradient",
     "load",
     "max_flow",
     "raw",

@@ -19,13 +19,12 @@ import numpy.typing as npt
 
 from attnflow.attention import Attention
 from attnflow.errors import CaptureError, OptionError, WeightsError
-from attnflow.models import Encoded, Model, are_many, evaluating
+from attnflow.models import BATCH_TOKENS, Encoded, Model, are_many, batches, evaluating
 
 if TYPE_CHECKING:
     import torch
 
 BLOCK = 2**20  # numbers in one block of weights [sequence, head, query, key], at most, if one query's row is not larger
-BATCH_TOKENS = 4096  # tokens that run through the model together, padding included
 HEADS = ("mean", "max", "min", None)
 
 
@@ -62,18 +61,6 @@ def capture(model: Any, inputs: Any, *, heads: str | None = "mean", truncation: 
     return [found[place] for place in range(len(encoded))] if many else found[0]
 
 
-def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of inputs that run together: of similar length, and not too many tokens."""
-    batch: list[int] = []
-    for place in sorted(range(len(encoded)), key=lambda place: len(encoded[place].tokens)):
-        if batch and (len(batch) + 1) * len(encoded[place].tokens) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
-
-
 def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> list[Attention]:
     """Run the model once on a batch, and cut each input's attention out of what was heard."""
     import torch
@@ -81,9 +68,11 @@ def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) ->
     arguments: dict[str, Any] = dict(model.batch(inputs))
     if "use_cache" in signature(model.model.forward).parameters:
         arguments["use_cache"] = False  # nothing follows, so keys and values need not be kept
+    calls: list[Call] = []
     with evaluating(model.model), torch.no_grad():
-        with listening(model.model, heads) as calls:
-            model.model(**arguments)
+        if hasattr(model.model, "set_attn_implementation"):  # a model of transformers, and so perhaps one that asks the interface
+            with listening(model.model, heads) as calls:
+                model.model(**arguments)
         if not calls:
             calls = eager_calls(model, arguments, heads)
     if not calls:

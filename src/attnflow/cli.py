@@ -2,26 +2,28 @@
 
 import os
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.resources import as_file, files
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import attnflow
-from attnflow import __version__
+from attnflow import __version__, lab
 from attnflow.attention import Attention
-from attnflow.errors import AttnFlowError, OptionError, SaturationWarning
-from attnflow.files import known_ending, writable
+from attnflow.errors import AttnFlowError, OptionError
+from attnflow.files import PICTURES, known_ending, writable
 from attnflow.graph import RESIDUAL, AttentionGraph
+from attnflow.importance import IMPORTANCES
+from attnflow.loading import BUNDLED
 from attnflow.methods import METHODS
 from attnflow.results import TokenAttention
+from attnflow.terminal import heat_strip, notes, print_explanation, print_table, printable
+
+DEMO = ("the key to the cabinets", "the keys to the cabinets")
 
 app = typer.Typer(
     help="Which input tokens does a Transformer look at? Raw attention, attention rollout and attention flow.",
@@ -47,6 +49,17 @@ Residual = Annotated[float, typer.Option(help="Weight of the residual connection
 Without = Annotated[str, typer.Option(metavar="POSITIONS", help="Positions to take out first, for instance 0 or 0,7.", show_default=False)]
 Normalize = Annotated[str, typer.Option(help="sum (rows sum to 1), receptive_field, or none.")]
 Workers = Annotated[int, typer.Option(help="Threads.")]
+PAGE_ENDINGS = (".html", *PICTURES, ".csv", ".json", ".npz")
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="FILE",
+        help="Write an interactive page (.html), a picture (.png, .svg, .pdf) or numbers (.csv, .json, .npz).",
+        show_default=False,
+    ),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 Out = Annotated[
     Path | None, typer.Option(readable=False, metavar="FILE", help="Write .csv, .json or .npz instead of a table.", show_default=False)
 ]
@@ -145,12 +158,14 @@ def generate(
     without: Without = "",
     normalize: Normalize = "sum",
     keep_common: Annotated[bool, typer.Option("--keep-common", help="Keep common words, punctuation and special tokens.")] = False,
-    out: Out = None,
+    out: Page = None,
+    open_it: Open = False,
 ) -> None:
     """Generate from a prompt, and show what of the prompt each generated token looked at."""
     if method not in METHODS:
         raise OptionError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    check_out(out)
+    check_out(out, PAGE_ENDINGS)
+    check_open(out, open_it)
     story = attnflow.generate(attnflow.load(model), prompt, max_new_tokens=max_new_tokens)
     options = {"residual": residual, "without": numbers(without), "normalize": None if normalize.lower() == "none" else normalize}
     with notes():
@@ -158,7 +173,7 @@ def generate(
     if layer is not None and layer not in result.layers:
         raise OptionError(f"layer must be from 1 to {len(result.layers)}; got {layer}")
     if out is not None:
-        result.save(out)
+        show_page((story if out.suffix.lower() in (".html", *PICTURES) else result).save(out), open_it)
         return
     shown = result if keep_common else result.filtered()
     console = Console()
@@ -169,9 +184,58 @@ def generate(
 
 
 @app.command()
+def explain(
+    text: Annotated[str, typer.Argument(help="The text to explain.", show_default=False)],
+    model: Annotated[str, typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow.")] = BUNDLED,
+    layer: Layer = None,
+    position: Annotated[
+        int | None, typer.Option(help="Explain this position; where the prediction comes from, if not given.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The class that importance watches; the prediction if not given.", show_default=False)
+    ] = None,
+    importance: Annotated[bool, typer.Option("--importance", help="Show blank-out and input gradients too.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Words instead of subwords.")] = False,
+    residual: Residual = RESIDUAL,
+    normalize: Normalize = "sum",
+    heads: Annotated[bool, typer.Option("--heads", help="Keep every head, for the page.")] = False,
+    truncation: Annotated[bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")] = False,
+    out: Page = None,
+    open_it: Open = False,
+) -> None:
+    """Explain a prediction: what the model says of a text, and which tokens it looked at, by three methods."""
+    check_out(out, PAGE_ENDINGS)
+    check_open(out, open_it)
+    found = attnflow.explain(
+        text,
+        model=model,
+        position=position,
+        target=int(target) if target is not None and target.isdecimal() else target,
+        importance=tuple(IMPORTANCES) if importance or target is not None or out is not None else (),
+        residual=residual,
+        normalize=None if normalize.lower() == "none" else normalize,
+        truncation=truncation,
+        heads=None if heads else "mean",
+    )
+    for note in found.notes:
+        Console(stderr=True).print(Text(f"note: {note}", style="yellow"))
+    if out is not None:
+        show_page(found.save(out), open_it)
+        return
+    print_explanation(Console(), found, layer=layer, by_word=words)
+
+
+@app.command()
 def demo() -> None:
-    """Explain an example that ships with attnflow: a real model's attention, by all three methods."""
-    show_demo(Console())
+    """Explain two sentences by the model that ships with attnflow: is the verb that follows singular or plural?"""
+    for text in DEMO:
+        print_explanation(Console(), attnflow.explain(text))
+        typer.echo()
+
+
+app.command("evaluate")(lab.evaluate_command)
+app.add_typer(lab.train, name="train")
+app.add_typer(lab.reproduce, name="reproduce")
 
 
 # ---- what the commands share --------------------------------------------------------------------------------------------------
@@ -182,6 +246,17 @@ def check_out(out: Path | None, endings: Sequence[str] = (".csv", ".json", ".npz
     if out is not None:
         known_ending(out, endings)
         writable(out)
+
+
+def check_open(out: Path | None, open_it: bool) -> None:
+    if open_it and (out is None or out.suffix.lower() != ".html"):
+        raise OptionError("--open shows a page in the browser, so it needs --out with a name that ends in .html")
+
+
+def show_page(path: Path, open_it: bool) -> None:
+    """Open a page that was written in the user's browser, if that was asked for."""
+    if open_it and not webbrowser.open(path.resolve().as_uri()):
+        typer.echo(f"note: no browser was found; open {path} by hand", err=True)
 
 
 def read_graph(file: Path, heads: str, residual: float, without: str) -> AttentionGraph:
@@ -211,16 +286,6 @@ def run(method: str, graph: AttentionGraph, layer: int | None, position: int | N
         )
 
 
-@contextmanager
-def notes() -> Iterator[None]:
-    """What attnflow warns of within becomes a note on standard error."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SaturationWarning)
-        yield
-    for warning in caught:
-        Console(stderr=True).print(Text(f"note: {warning.message}", style="yellow"))
-
-
 def finish(result: TokenAttention, out: Path | None) -> None:
     if out is not None:
         result.save(out)
@@ -230,59 +295,6 @@ def finish(result: TokenAttention, out: Path | None) -> None:
     title = f"{result.method}: from layer {result.layers[0]}, position {result.positions[0]} ({printable(result.queries[0])}), to {down_to}"
     console.print(Text(title))
     print_table(console, [result])
-
-
-def show_demo(console: Console) -> None:
-    with as_file(files("attnflow") / "example.npz") as path:
-        attention = Attention.load(path)
-    graph = attention.graph()
-    results = [run(method, graph, None, None, "sum") for method in METHODS]
-    console.print(Text(f"MiniLM (6 layers, 12 heads) reads: {' '.join(results[0].tokens[1:-1])}"))
-    console.print(Text(f"How much each token reaches position 0, {results[0].queries[0]}, in layer {graph.depth}, by three methods:"))
-    print_table(console, results)
-
-
-def print_table(console: Console, results: list[TokenAttention]) -> None:
-    """Tokens down, a number and a bar for each method across; a star marks flows at the bound that all sources share."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", justify="right", style="dim")
-    table.add_column("token", overflow="fold")
-    width = max(6, min(40, (console.width - 30) // len(results) - 10))
-    for result in results:
-        table.add_column(result.method, justify="right")
-        table.add_column("", width=width, no_wrap=True)
-    block = "█" if console.encoding.lower().startswith("utf") else "#"
-    starred = False
-    for key, token in enumerate(results[0].tokens):
-        cells = [Text(str(key)), Text(printable(token))]
-        for result in results:
-            row = result.values[0, 0]
-            value, largest = float(row[key]), float(row.max())
-            star = result.saturated is not None and bool(result.saturated[0, 0, key])
-            starred |= star
-            bar = block * round(width * value / largest) if largest > 0 else ""
-            cells += [Text(f"{value:.4f}{'*' if star else ' '}"), Text(bar, style="blue")]
-        table.add_row(*cells)
-    console.print(table)
-    if starred:
-        console.print(Text("* at the bound that is the same for every source", style="dim"))
-
-
-SHADES = [(" ", ""), ("░", "black on #deebf7"), ("▒", "black on #9ecae1"), ("▓", "black on #4292c6"), ("█", "white on #084594")]
-
-
-def heat_strip(tokens: Sequence[str], values: Sequence[float]) -> Text:
-    """The tokens in a row, each followed by a mark and coloured, from none to strong, by its share of the largest value."""
-    strip = Text()
-    largest = max(values, default=0.0)
-    for token, value in zip(tokens, values, strict=True):
-        mark, style = SHADES[min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0]
-        strip.append(f"{printable(token).replace('Ġ', '').replace('▁', '')}{mark}", style=style).append(" ")
-    return strip
-
-
-def printable(token: str) -> str:
-    return token if token.isprintable() else token.encode("unicode_escape").decode()
 
 
 def main() -> None:

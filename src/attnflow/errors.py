@@ -31,5 +31,9 @@ class MissingExtraError(AttnFlowError, ImportError):
     """A library that this function needs and that is not installed."""
 
 
+class RoundingWarning(UserWarning):
+    """A score that is zero by the model's construction, so that what is left of it is rounding error."""
+
+
 class SaturationWarning(UserWarning):
     """Attention flow has reached a bound that does not depend on the source, so it says nothing about the source."""

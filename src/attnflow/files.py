@@ -1,9 +1,11 @@
 """Writing files so that nothing is ever half-written: beside the final name first, then renamed."""
 
 import csv
+import gzip
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO
@@ -11,6 +13,7 @@ from typing import IO
 from attnflow.errors import FileError
 
 Writer = Callable[[IO[bytes]], object]
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
@@ -33,6 +36,23 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
         if beside is not None:
             beside.unlink(missing_ok=True)
     return Path(path)
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """The lines of a text in UTF-8, compressed by gzip if its name ends in .gz, with their numbers from 1; blank ones are left out."""
+    number = 0
+    try:
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if text.strip():
+                    yield number, text
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, FileError):  # of whoever reads these lines
+            raise
+        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def writable(path: str | os.PathLike[str]) -> Path:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from attnflow.attention import Attention
 from attnflow.capture import Call, checked, fuse, listening
 from attnflow.errors import CaptureError, OptionError
-from attnflow.files import by_ending, write_csv
+from attnflow.files import PICTURES, by_ending, known_ending, write_csv, write_file
 from attnflow.graph import RESIDUAL, AttentionGraph, Floats
 from attnflow.methods import flow as attention_flow
 from attnflow.models import Model, evaluating
@@ -54,10 +54,7 @@ class PromptAttention:
         unwanted = {word.lower() for word in words}
 
         def stays(token: str) -> bool:
-            if token in self.special:
-                return not special
-            text = token.removeprefix("##").replace("Ġ", "").replace("▁", "").replace("Ċ", "").strip().lower()
-            return text not in unwanted and not (punctuation and all(character in string.punctuation for character in text))
+            return not special if token in self.special else not is_common(token, unwanted, punctuation)
 
         kept = [place for place, token in enumerate(self.prompt) if stays(token)]
         if not kept:
@@ -93,6 +90,12 @@ class PromptAttention:
 
     def __repr__(self) -> str:
         return "<PromptAttention: {}, {} generated x {} prompt tokens x {} layers>".format(self.method, *self.values.shape)
+
+
+def is_common(token: str, words: Collection[str] = COMMON_WORDS, punctuation: bool = True) -> bool:
+    """Whether a token is one of these words (lower case), or punctuation; the marks of tokenizers do not count."""
+    text = token.removeprefix("##").replace("Ġ", "").replace("▁", "").replace("Ċ", "").strip().lower()
+    return text in words or (punctuation and all(character in string.punctuation for character in text))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +165,24 @@ class Generation:
             every = attention_flow(graph, layers=range(1, graph.depth + 1), positions=self._positions, normalize=None)
             values = every.values[:, :, : self.size]
         return np.ascontiguousarray(values.transpose(1, 2, 0))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the interactive page (.html), or rollout in the top layer as a picture (.png, .svg, .pdf), by the ending of the name.
+
+        The numbers are written by what `raw`, `rollout` and `flow` return.
+        """
+        if known_ending(path, [".html", *PICTURES]) in PICTURES:
+            from attnflow import figures
+
+            return figures.generation(self.rollout()).save(path)
+        from attnflow.page import generation_page
+
+        return write_file(path, lambda file: file.write(generation_page(self).encode(errors="backslashreplace")))
+
+    def _repr_html_(self) -> str:
+        from attnflow.page import framed, generation_page
+
+        return framed(generation_page(self))
 
     def __repr__(self) -> str:
         return f"<Generation: {len(self.tokens)} tokens after a prompt of {self.size}: {self.text[:60]!r}>"

@@ -4,10 +4,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnflow.errors import CaptureError, FileError, MissingExtraError, OptionError
+from attnflow.errors import CaptureError, MissingExtraError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 # what a model is for, by how its class is named
 TASKS = {
     "ForSequenceClassification": "sequence classification",
+    "VerbNumber": "sequence classification",  # the model that ships with attnflow
     "ForTokenClassification": "token classification",
     "ForImageClassification": "image classification",
     "ForMaskedLM": "masked LM",
@@ -24,6 +27,10 @@ TASKS = {
     "LMHeadModel": "causal LM",
 }
 EXTRA_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl", "roberta-prelayernorm"}  # count from padding_idx + 1
+
+
+LANGUAGE = ("masked LM", "causal LM", "sequence to sequence")  # tasks whose classes are tokens
+BATCH_TOKENS = 4096  # tokens that run through a model together, padding included
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Encoded:
     decoder_tokens: tuple[str, ...] = ()
     pixels: "torch.Tensor | None" = None  # [channel, height, width]
     grid: tuple[int, int] | None = None  # patches down and across
+    special: tuple[bool, ...] = ()  # whether a token is no word of the input: CLS, SEP, the start and the end of a text
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -94,6 +102,12 @@ class Model:
         known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**7]
         return min(known) if known and not self.is_vision else None
 
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens to run together: fewer where every token has a score for each word of a large vocabulary."""
+        size = self.model.get_input_embeddings().weight.shape[0] if self.task in LANGUAGE else 1
+        return max(BATCH_TOKENS // 16, min(BATCH_TOKENS, 2**26 // size))
+
     def encode(self, value: Any, *, truncation: bool = False) -> Encoded:
         """One input: a text, token ids, an image; for sequence-to-sequence models also a pair (source, target)."""
         if self.is_vision:
@@ -101,21 +115,22 @@ class Model:
         target = None
         if self.is_encoder_decoder and isinstance(value, tuple) and len(value) == 2 and not all(isinstance(part, int) for part in value):
             value, target = value
-        ids, words = self._ids(value, truncation)
+        ids, tokens, words = self._ids(value, truncation)
         decoder: tuple[int, ...] = ()
         if self.is_encoder_decoder:
             decoder = self._decoder_ids(ids, target)
-        return Encoded(ids, self.names(ids), words, decoder, self.names(decoder))
+        return Encoded(ids, tokens, words, decoder, self.names(decoder), special=tuple(each in self.marks for each in ids))
 
-    def _ids(self, value: Any, truncation: bool) -> tuple[tuple[int, ...], tuple[int | None, ...] | None]:
-        """The token ids of a text, or ids as they are, and the word of each token where the tokenizer knows it."""
-        words = None
+    def _ids(self, value: Any, truncation: bool) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int | None, ...] | None]:
+        """The token ids of a text, or ids as they are; what they are called; and the word of each where the tokenizer knows it."""
+        encoded = None
         if isinstance(value, str):
             if self.tokenizer is None:
                 raise OptionError("this model has no tokenizer, so it takes token ids; got a text: give Model(model, tokenizer)")
             if not value.strip():
                 raise OptionError(f"a text must not be empty; got {value!r}")
-            found, words = self._tokenize(value, verbose=False)
+            encoded = self.tokenizer(value, verbose=False)
+            found = list(encoded["input_ids"])
         else:
             found = token_ids(value)
         if not found:
@@ -125,18 +140,17 @@ class Model:
             if not truncation:
                 raise OptionError(f"this model takes at most {longest} tokens; got {len(found)}: pass truncation=True to cut the rest off")
             if isinstance(value, str):
-                found, words = self._tokenize(value, truncation=True, max_length=longest)
+                encoded = self.tokenizer(value, truncation=True, max_length=longest)
+                found = list(encoded["input_ids"])
             else:
                 found = found[:longest]
         size = self.model.get_input_embeddings().weight.shape[0]
         if min(found) < 0 or max(found) >= size:
             worst = max(found) if max(found) >= size else min(found)
             raise CaptureError(f"token ids of {self.name} must be from 0 to {size - 1}; got {worst}: the tokenizer does not fit the model")
-        return tuple(found), words
-
-    def _tokenize(self, text: str, **options: Any) -> tuple[list[int], tuple[int | None, ...] | None]:
-        encoded = self.tokenizer(text, **options)
-        return list(encoded["input_ids"]), tuple(encoded.word_ids()) if getattr(encoded, "is_fast", False) else None
+        if encoded is not None and getattr(encoded, "is_fast", False):
+            return tuple(found), tuple(encoded.tokens()), tuple(encoded.word_ids())
+        return tuple(found), self.names(found), None
 
     def _decoder_ids(self, ids: tuple[int, ...], target: Any) -> tuple[int, ...]:
         """What the decoder reads: the target if one is given; a classifier's own shifted input; else the start token."""
@@ -178,7 +192,8 @@ class Model:
         grid = (pixels.shape[1] // down, pixels.shape[2] // across)
         special = special_tokens(self.model)
         patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
-        return Encoded((), (*special, *patches), pixels=pixels, grid=grid)
+        marks = (*[True] * len(special), *[False] * len(patches))
+        return Encoded((), (*special, *patches), pixels=pixels, grid=grid, special=marks)
 
     def names(self, ids: Sequence[int]) -> tuple[str, ...]:
         """The tokens of ids; the ids themselves without a tokenizer."""
@@ -202,6 +217,13 @@ class Model:
             return len(encoded.ids) + (ends[-1] if self.task == "sequence classification" and ends else last)
         return len(encoded.tokens) - 1 if causal else 0
 
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """The ids that the tokenizer adds to a text; the unknown word and the mask stand for words."""
+        words = {getattr(self.tokenizer, "unk_token_id", None), getattr(self.tokenizer, "mask_token_id", None)}
+        others = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep", "pad")}
+        return frozenset(each for each in getattr(self.tokenizer, "all_special_ids", ()) if each not in words or each in others)
+
     def predict(self, inputs: Any, *, position: int | None = None) -> list[tuple[str, float]]:
         """The most probable label (or next, or masked, token) of each input, with its probability.
 
@@ -209,29 +231,73 @@ class Model:
         """
         import torch
 
-        found = []
-        for encoded in [self.encode(value) for value in (inputs if are_many(inputs) else [inputs])]:
-            with evaluating(self.model), torch.no_grad():
-                output = self.model(**self.batch([encoded]))
-            if not hasattr(output, "logits"):
-                raise OptionError(
-                    f"{self.name} has no head that predicts; load the model with one, as AutoModelForSequenceClassification does"
-                )
-            logits = output.logits[0].float()
-            if logits.ndim == 2:  # [position, label], counted within the part that has logits
-                offset = len(encoded.ids) if self.is_encoder_decoder else 0
-                chosen = self.focal(encoded, causal=self.task == "causal LM") - offset if position is None else position
-                if not 0 <= chosen < len(logits):
-                    raise OptionError(f"position must be from 0 to {len(logits) - 1}; got {position}")
-                logits = logits[chosen]
-            probabilities = logits.softmax(dim=-1)
-            best = int(probabilities.argmax())
-            found.append((self.label(best), float(probabilities[best])))
-        return found
+        encoded = [self.encode(value) for value in (inputs if are_many(inputs) else [inputs])]
+        found: dict[int, tuple[str, float]] = {}
+        with evaluating(self.model), torch.no_grad():
+            for batch in batches(encoded, self.batch_tokens):
+                chosen = [encoded[place] for place in batch]
+                probabilities = self.probabilities(self.logits(self.batch(chosen), [self.reads(each, position) for each in chosen]))
+                best = probabilities.argmax(dim=-1)
+                found |= {place: (self.label(int(best[row])), float(probabilities[row, best[row]])) for row, place in enumerate(batch)}
+        return [found[place] for place in range(len(encoded))]
+
+    def reads(self, encoded: Encoded, position: int | None = None) -> int:
+        """The position of the logits that predict: the focal one if none is given, counted in the part that has logits."""
+        if self.task == "sequence classification" or self.is_vision:
+            return 0
+        offset = len(encoded.ids) if self.is_encoder_decoder else 0
+        size = len(encoded.decoder_ids if self.is_encoder_decoder else encoded.ids)
+        chosen = self.focal(encoded, causal=self.task == "causal LM") - offset if position is None else position
+        if not 0 <= chosen < size:
+            raise OptionError(f"position must be from 0 to {size - 1}; got {position}")
+        return chosen
+
+    def logits(self, arguments: dict[str, Any], positions: Sequence[int]) -> "torch.Tensor":
+        """[sequence, class]: the scores of a batch, each at its position where every position has them."""
+        import torch
+
+        output = self.model(**arguments)
+        if not hasattr(output, "logits"):
+            raise OptionError(f"{self.name} has no head that predicts; load the model with one, as AutoModelForSequenceClassification does")
+        found: torch.Tensor = output.logits if output.logits.dtype == torch.float64 else output.logits.float()
+        return found[torch.arange(len(found)), torch.tensor(positions)] if found.ndim == 3 else found
+
+    def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
+        """[sequence, class], in float64: softmax; for a model with one class, or with several that may hold together, each by itself."""
+        alone = logits.shape[-1] == 1 or getattr(self.model.config, "problem_type", None) == "multi_label_classification"
+        return logits.double().sigmoid() if alone else logits.double().softmax(dim=-1)
+
+    def target(self, target: int | str) -> int:
+        """The number of a class by its number or name; for language models, of a token."""
+        labels = {} if self.task in LANGUAGE else {int(place): str(name) for place, name in self.model.config.id2label.items()}
+        size = len(labels) or self.model.get_input_embeddings().weight.shape[0]
+        if isinstance(target, str):
+            found = [place for place, name in labels.items() if name == target] or [
+                place for place, name in labels.items() if name.lower() == target.lower()
+            ]
+            found = found or self._tokens_of(target)
+            if len(found) == 1:
+                return found[0]
+            known = f"choose from {', '.join(labels.values())}" if labels else "it must be one token of the model's vocabulary"
+            raise OptionError(f"unknown target {target!r}; {known}")
+        (number,) = token_ids([target])
+        if not 0 <= number < size:
+            raise OptionError(f"target must be from 0 to {size - 1} for {self.name}; got {target}")
+        return number
+
+    def _tokens_of(self, target: str) -> list[int]:
+        """The ids of a token by its name in the vocabulary, or of a word as it stands within a text."""
+        if self.task not in LANGUAGE or self.tokenizer is None:
+            return []
+        known = self.tokenizer.get_vocab()
+        if target in known:
+            return [int(known[target])]
+        ways = [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (f" {target}", target)]
+        return next((way for way in ways if len(way) == 1 and way[0] != getattr(self.tokenizer, "unk_token_id", None)), [])
 
     def label(self, index: int) -> str:
         """The name of a class, or of a token for language models."""
-        if self.task in ("masked LM", "causal LM", "sequence to sequence"):
+        if self.task in LANGUAGE:
             return self.names([index])[0]
         return str(getattr(self.model.config, "id2label", {}).get(index, index))
 
@@ -261,63 +327,6 @@ class Model:
         return f"<Model: {self.name}, {self.task}>"
 
 
-def load(name: str | os.PathLike[str]) -> Model:
-    """A model from a hub id, a folder, or a folder with a GGUF file; safetensors or GGUF only, and never a model's own code.
-
-    >>> from transformers import BertConfig, BertModel
-    >>> BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8)).save_pretrained("tiny")
-    >>> load("tiny")
-    <Model: BertModel, encoder>
-    """
-    require_torch()
-    import transformers
-
-    place = Path(name)
-    options: dict[str, Any] = {"trust_remote_code": False}
-    if place.is_dir():
-        options |= folder_options(place)
-    gguf = {key: value for key, value in options.items() if key == "gguf_file"}
-    weights = {} if gguf else {"use_safetensors": True}
-    try:
-        config = transformers.AutoConfig.from_pretrained(name, **options)
-        architecture = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-        kind = getattr(transformers, architecture, transformers.AutoModel)
-        model = (transformers.AutoModelForCausalLM if gguf else kind).from_pretrained(name, **gguf, **weights)
-        return Model(model, processor_of(name, config, options))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        if isinstance(error, FileError | CaptureError | OptionError):
-            raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FileError(
-            f"cannot load {name} (a folder of a model, or a hub id that is in the cache or can be downloaded): {reason}"
-        ) from error
-
-
-def folder_options(place: Path) -> dict[str, str]:
-    """What to load from a folder, or why it cannot be loaded."""
-    if list(place.glob("*.safetensors")):
-        return {}
-    found = sorted(path.name for path in place.glob("*.gguf"))
-    if found:
-        return {"gguf_file": found[0]}
-    pickles = sorted(path.name for path in place.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
-    if pickles:
-        raise FileError(f"{place} holds weights as pickles ({pickles[0]}), which can run code; save them with safe_serialization=True")
-    raise FileError(f"{place} holds no weights: a model.safetensors or a .gguf file is needed")
-
-
-def processor_of(name: str | os.PathLike[str], config: Any, options: dict[str, Any]) -> Any:
-    """The tokenizer or image processor that belongs to a model; None if there is none."""
-    import transformers
-
-    vision = hasattr(config, "patch_size") and not hasattr(config, "vocab_size")
-    kind = transformers.AutoImageProcessor if vision else transformers.AutoTokenizer
-    try:
-        return kind.from_pretrained(name, **options)
-    except (OSError, ValueError, KeyError):
-        return None  # then it takes token ids, and says so when it is given a text
-
-
 def task_of(model: Any) -> str:
     """What a model is for."""
     name = type(model).__name__
@@ -343,6 +352,18 @@ def special_tokens(model: Any) -> list[str]:
 def are_many(inputs: Any) -> bool:
     """Whether this is a list of inputs; a list of token ids is one input."""
     return isinstance(inputs, list) and not (inputs and all(isinstance(each, int) for each in inputs))
+
+
+def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
+    """Places of inputs that run together: of similar length, and not too many tokens."""
+    batch: list[int] = []
+    for place in sorted(range(len(encoded)), key=lambda place: len(encoded[place].tokens)):
+        if batch and (len(batch) + 1) * len(encoded[place].tokens) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
 
 
 def token_ids(value: Any) -> list[int]:
@@ -381,8 +402,10 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def require_torch() -> None:
+    """Refuse early, and by the extra's name, when the libraries of models are not there; nothing but torch is loaded."""
     try:
         import torch  # noqa: F401
-        import transformers  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("models need torch and transformers: pip install 'attnflow[models]'") from error
+    if find_spec("transformers") is None:
+        raise MissingExtraError("models need torch and transformers: pip install 'attnflow[models]'")

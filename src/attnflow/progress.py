@@ -4,14 +4,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 PATIENCE = 2.0  # seconds without a bar
+showing: ContextVar[bool] = ContextVar("showing", default=False)  # work within work shows the outer bar alone
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Give a function to be told (done, total); once the work has taken a while, a bar on standard error shows it."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or showing.get():
         yield lambda done, total: None
         return
     from rich.console import Console
@@ -22,9 +24,11 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     start = threading.Timer(PATIENCE, bar.start)  # by a thread of its own: compiling kernels tells nothing for seconds
     start.daemon = True
     start.start()
+    token = showing.set(True)
     try:
         yield lambda done, total: bar.update(task, completed=done, total=total)
     finally:
+        showing.reset(token)
         start.cancel()
         start.join()
         bar.stop()

@@ -68,14 +68,7 @@ class TokenAttention:
 
     def by_word(self) -> "TokenAttention":
         """The same with the tokens of each word summed over keys; a token that belongs to no word stands alone."""
-        if self.words is None:
-            raise OptionError("this result has no words: give Attention(words=[...]), the number of each token's word")
-        groups: list[list[int]] = []
-        for key, word in enumerate(self.words):
-            if groups and word is not None and word == self.words[groups[-1][-1]]:
-                groups[-1].append(key)
-            else:
-                groups.append([key])
+        groups = words_of(self.words)
         values = np.stack([self.values[..., group].sum(axis=-1) for group in groups], axis=-1)
         names = tuple(join_subwords([self.tokens[key] for key in group]) for group in groups)
         return replace(self, values=values, tokens=names, words=None, saturated=None)
@@ -168,6 +161,19 @@ class MaxFlow:
 
     def __repr__(self) -> str:
         return f"<MaxFlow: {self.value:.6g} from {self.source} to {self.target}, limited by {len(self.cut)} edges>"
+
+
+def words_of(words: Sequence[int | None] | None) -> list[list[int]]:
+    """The positions of each word, from each token's word; a token that belongs to no word stands alone."""
+    if words is None:
+        raise OptionError("this result has no words: give Attention(words=[...]), the number of each token's word")
+    groups: list[list[int]] = []
+    for place, word in enumerate(words):
+        if groups and word is not None and word == words[groups[-1][-1]]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
 
 
 def join_subwords(tokens: Sequence[str]) -> str:

@@ -1,0 +1,204 @@
+"""`explain`: one input in, everything about it out: the prediction, token attention by all methods, and importance."""
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.attention import Attention
+from attnflow.capture import capture
+from attnflow.errors import OptionError, SaturationWarning
+from attnflow.files import PICTURES, Writer, by_ending, known_ending, write_csv
+from attnflow.graph import RESIDUAL
+from attnflow.importance import IMPORTANCES, Importance
+from attnflow.loading import BUNDLED, load
+from attnflow.methods import flow, raw, rollout
+from attnflow.models import Model
+from attnflow.results import TokenAttention
+
+ALL_FLOWS = 64  # up to so many tokens, flow is computed for every position of every layer
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One input, what the model makes of it, and what it looked at.
+
+    position: the focal one, where the prediction comes from, or the one that was asked for. raw, rollout: all layers and positions; flow:
+    all layers; all positions up to 64 tokens, else the focal one. importance: by name, those that were asked for.
+    """
+
+    text: Any
+    model: str
+    tokens: tuple[str, ...]
+    special: tuple[bool, ...]  # tokens that are no words of the input: CLS, SEP and their like
+    position: int
+    prediction: tuple[str, float] | None  # label and probability; None for a model that predicts nothing
+    attention: Attention
+    raw: TokenAttention
+    rollout: TokenAttention
+    flow: TokenAttention
+    importance: dict[str, Importance]
+    notes: tuple[str, ...] = ()  # what the methods warned of
+    residual: float = RESIDUAL
+
+    @property
+    def methods(self) -> dict[str, TokenAttention]:
+        """The three results by their names."""
+        return {"raw": self.raw, "rollout": self.rollout, "flow": self.flow}
+
+    def scores(self, layer: int | None = None, *, by_word: bool = False) -> dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]]:
+        """(tokens, one number a token) of each method in a layer, the top one if none is given, and of each importance.
+
+        by_word: subwords summed to words.
+        """
+        found: dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]] = {}
+        for name, result in self.methods.items():
+            shown = result.by_word() if by_word else result
+            found[name] = (shown.tokens, shown.at(self.position, layer))
+        for name, importance in self.importance.items():
+            summed = importance.by_word() if by_word else importance
+            found[name] = (summed.tokens, summed.values)
+        return found
+
+    def rows(self) -> Iterator[tuple[str, int | None, int, str, float]]:
+        """(method, layer, position of the token, token, value) of the explained position; importance has no layer."""
+        for name, result in self.methods.items():
+            for layer in result.layers:
+                for place, value in enumerate(result.at(self.position, layer).tolist()):
+                    yield name, layer, place, self.tokens[place], value
+        for name, importance in self.importance.items():
+            for place, value in enumerate(importance.values.tolist()):
+                yield name, None, place, self.tokens[place], value
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write by the ending of the name: the interactive page (.html), heat maps (.png, .svg, .pdf), or numbers (.csv, .json, .npz)."""
+        writers: dict[str, Writer] = {
+            ".html": self._write_page,
+            ".csv": self._write_csv,
+            ".json": self._write_json,
+            ".npz": self._write_npz,
+        }
+        if known_ending(path, [*writers, *PICTURES]) in writers:
+            return by_ending(path, writers)
+        from attnflow import figures
+
+        return figures.compare_heatmaps(self).save(path)
+
+    def _write_page(self, file: IO[bytes]) -> None:
+        from attnflow.page import explanation_page
+
+        file.write(explanation_page(self).encode(errors="backslashreplace"))
+
+    def _repr_html_(self) -> str:
+        from attnflow.page import explanation_page, framed
+
+        return framed(explanation_page(self))
+
+    def _write_csv(self, file: IO[bytes]) -> None:
+        write_csv(file, ["method", "layer", "position", "token", "value"], self.rows())
+
+    def _write_json(self, file: IO[bytes]) -> None:
+        content: dict[str, Any] = {
+            "text": self.text if isinstance(self.text, str) else None,
+            "model": self.model,
+            "prediction": self.prediction,
+            "tokens": self.tokens,
+            "special": self.special,
+            "position": self.position,
+            "notes": self.notes,
+        }
+        for name, result in self.methods.items():
+            rows = {layer: result.at(self.position, layer).tolist() for layer in result.layers}
+            content[name] = {"layers": list(rows), "values": list(rows.values())}
+        for name, importance in self.importance.items():
+            content[name] = {"target": importance.target, "probability": importance.probability, "values": importance.values.tolist()}
+        file.write(json.dumps(content).encode())
+
+    def _write_npz(self, file: IO[bytes]) -> None:
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "tokens": np.array(self.tokens),
+            "special": np.array(self.special),
+            "position": np.array(self.position),
+            "layers": np.array(self.raw.layers),
+        }
+        for name, result in self.methods.items():
+            arrays[name] = np.stack([result.at(self.position, layer) for layer in result.layers])  # [layer, token]
+        arrays |= {name: importance.values for name, importance in self.importance.items()}
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        predicted = "" if self.prediction is None else f", {self.prediction[0]} ({self.prediction[1]:.3f})"
+        return f"<Explanation: {len(self.tokens)} tokens, position {self.position} of {self.model}{predicted}>"
+
+
+def explain(
+    value: Any,
+    *,
+    model: Any = BUNDLED,
+    position: int | None = None,
+    target: int | str | None = None,
+    importance: Iterable[str] | str = ("blank_out", "input_gradient"),
+    heads: str | None = "mean",
+    residual: float = RESIDUAL,
+    normalize: str | None = "sum",
+    truncation: bool = False,
+    workers: int = 1,
+) -> Explanation:
+    """Explain what a model makes of one input (a text, token ids, an image): prediction, token attention, importance.
+
+    model: a name or folder as `load` takes it, a `Model`, or a Hugging Face model; the one that ships with attnflow if not given.
+    position: explained instead of the focal one. target: the class whose probability importance watches; the prediction if not given.
+    importance: which to compute, "blank_out" and "input_gradient"; () for none. It is left out where a model has none: for images,
+    encoder-decoders and models that predict nothing.
+
+    >>> found = explain("the key to the cabinets")
+    >>> found.prediction[0], found.flow.at(position=0).shape
+    ('singular', (6,))
+    """
+    model = load(model) if isinstance(model, str | os.PathLike) else model if isinstance(model, Model) else Model(model)
+    wanted = [importance] if isinstance(importance, str) else list(importance)
+    for name in wanted:
+        if name not in IMPORTANCES:
+            raise OptionError(f"unknown importance {name!r}; choose from {', '.join(IMPORTANCES)}")
+    encoded = model.encode(value, truncation=truncation)
+    ids = value if model.is_vision or model.is_encoder_decoder else list(encoded.ids)  # a text is cut to tokens once
+    attention = capture(model, value, heads=heads, truncation=truncation)
+    graph = attention.graph(residual=residual)
+    if position is None:
+        position = model.focal(encoded, causal=graph.causal)
+    if position not in graph.kept:
+        raise OptionError(f"position must be from 0 to {graph.size - 1}; got {position}")
+    every = range(1, graph.depth + 1)
+    options: dict[str, Any] = {"layers": every, "normalize": normalize}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SaturationWarning)
+        flows = flow(graph, positions=None if graph.size <= ALL_FLOWS else [position], workers=workers, **options)
+    predicts = model.task not in ("encoder", "encoder-decoder")
+    at = None if model.is_encoder_decoder or model.task in ("sequence classification", "image classification") else position
+    prediction = model.predict([ids], position=at)[0] if predicts else None
+    scored = {}
+    if predicts and not model.is_vision and not model.is_encoder_decoder:
+        for name in wanted:
+            found = IMPORTANCES[name](model, ids, target, position=at)
+            scored[name] = Importance(found.values, name, encoded.tokens, found.target, found.probability, encoded.words)
+    return Explanation(
+        text=value,
+        model=model.name,
+        tokens=attention.tokens,
+        special=(*encoded.special, *[False] * (len(attention.tokens) - len(encoded.special))),
+        position=position,
+        prediction=prediction,
+        attention=attention,
+        raw=raw(graph, **options),
+        rollout=rollout(graph, **options),
+        flow=flows,
+        importance=scored,
+        notes=tuple(dict.fromkeys(str(each.message) for each in caught)),
+        residual=residual,
+    )

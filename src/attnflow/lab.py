@@ -1,0 +1,194 @@
+"""The commands of the laboratory: train a model, evaluate methods, and compute the paper's tables anew."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from attnflow.errors import OptionError
+from attnflow.evaluate import Report, evaluate, read_examples
+from attnflow.files import known_ending, writable
+from attnflow.loading import BUNDLED, load
+
+if TYPE_CHECKING:
+    from attnflow.paper.tables import Table
+
+train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
+reproduce = typer.Typer(help="Compute the paper's tables anew, and print them beside the printed ones.", no_args_is_help=True)
+
+Data = Annotated[list[Path], typer.Option(readable=False, metavar="PATH", help="A folder or file of data; may be given several times.")]
+Folder = Annotated[Path, typer.Option(readable=False, metavar="FOLDER", help="The folder to write the model to.", show_default=False)]
+VerbNumber = Annotated[str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
+Reduce = Annotated[str, typer.Option(help="A token's gradient as one number: norm, times_input, or sum, as the authors did.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was stopped.")]
+Stem = Annotated[
+    Path | None,
+    typer.Option(readable=False, metavar="NAME", help="Write NAME.md and NAME.csv; by default named after the table.", show_default=False),
+]
+
+
+@train.command("verb-number")
+def verb_number_command(
+    data: Data,
+    out: Folder,
+    seed: Seed = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Train for so many steps at most.", show_default=False)] = None,
+    resume: Resume = False,
+) -> None:
+    """Train the verb-number model on numpred.* files, or on the full corpus as .tsv or .tsv.gz."""
+    from attnflow.paper.train_verb_number import train_verb_number
+
+    result = train_verb_number(data, out, seed=seed, steps=steps, resume=resume, report=typer.echo)
+    for name, group in result.test.items():
+        typer.echo(f"{name}: accuracy {group.accuracy:.3f} on {group.count:,} held-out sentences")
+    typer.echo(f"{out}: {result.steps} steps, {result.seconds:.0f} s")
+
+
+@train.command("sentiment")
+def sentiment_command(
+    base: Annotated[str, typer.Option(metavar="MODEL", help="The encoder to fine-tune: a folder or a hub id.", show_default=False)],
+    data: Annotated[
+        Path, typer.Option(readable=False, metavar="FOLDER", help="A folder with train, dev and test.tsv.", show_default=False)
+    ],
+    out: Folder,
+    epochs: Annotated[int, typer.Option(min=1, help="How often the data is seen.")] = 3,
+    seed: Seed = 0,
+    limit: Limit = None,
+    resume: Resume = False,
+) -> None:
+    """Fine-tune an encoder on sentences with 0 (negative) or 1 (positive), as SST-2 has them."""
+    from attnflow.paper.sentiment import train_sentiment
+
+    result = train_sentiment(base, data, out, epochs=epochs, seed=seed, limit=limit, resume=resume, report=typer.echo)
+    typer.echo(f"{out}: accuracy {result.dev:.3f} on dev, {result.test:.3f} on test ({result.steps} steps, {result.seconds:.0f} s)")
+
+
+@reproduce.command()
+def table1(
+    model: VerbNumber = BUNDLED,
+    data: Data = [],  # noqa: B006  # typer's way to say that none need be given
+    limit: Limit = None,
+    seed: Seed = 0,
+    out: Stem = None,
+) -> None:
+    """Table 1: raw attention, rollout and flow against blank-out, on the verb-number model."""
+    verb_number_table("table1", model, data, limit, seed, out)
+
+
+@reproduce.command()
+def table2(
+    model: VerbNumber = BUNDLED,
+    data: Data = [],  # noqa: B006
+    limit: Limit = None,
+    seed: Seed = 0,
+    reduce: Reduce = "norm",
+    out: Stem = None,
+) -> None:
+    """Table 2: raw attention, rollout and flow against input gradients, on the verb-number model."""
+    verb_number_table("table2", model, data, limit, seed, out, reduce)
+
+
+def verb_number_table(
+    name: str, model: str, data: list[Path], limit: int | None, seed: int, out: Path | None, reduce: str = "norm"
+) -> None:
+    from attnflow.paper import tables
+
+    stem = stem_of(out, name)
+    finish_table(tables.verb_number_table(name, model=model, data=data, limit=limit, seed=seed, reduce=reduce), stem)
+
+
+@reproduce.command()
+def table3(
+    data: Annotated[
+        Path, typer.Option(readable=False, metavar="FILE", help="Sentences with labels, as SST-2's test.tsv.", show_default=False)
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="A sentiment classifier: a folder or a hub id; the paper's DistilBERT if not given.")
+    ] = None,
+    query: Annotated[str, typer.Option(help="max or mean over query positions, or focal: CLS alone.")] = "max",
+    limit: Limit = None,
+    reduce: Reduce = "norm",
+    out: Stem = None,
+) -> None:
+    """Table 3: raw attention, rollout and flow against input gradients, on a sentiment classifier."""
+    from attnflow.paper import sentiment, tables
+
+    stem = stem_of(out, "table3")
+    file = data / "test.tsv" if data.is_dir() else data
+    sentences = sentiment.read_sst2(file)
+    finish_table(
+        tables.sentiment_table(sentences, file.name, model=model or tables.SENTIMENT, limit=limit, query=query, reduce=reduce), stem
+    )
+
+
+def evaluate_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a model, a hub id, or verb-number.", show_default=False)],
+    file: Annotated[Path, typer.Argument(readable=False, help="A .tsv file: a text a line, its label after a tab.", show_default=False)],
+    methods: Annotated[str, typer.Option(help="Which methods, with commas between them.")] = "raw,rollout,flow",
+    against: Annotated[str, typer.Option(help="Which importance, with commas between them.")] = "blank_out,input_gradient",
+    layers: Annotated[str, typer.Option(help="Which layers, with commas between them; all if not given.", show_default=False)] = "",
+    limit: Limit = None,
+    special_tokens: Annotated[bool, typer.Option("--special-tokens", help="Correlate CLS, SEP and their like too.")] = False,
+    query: Annotated[str, typer.Option(help="focal, max or mean over positions, or a position.")] = "focal",
+    out: Annotated[
+        Path | None, typer.Option(readable=False, metavar="FILE", help="Write .md, .csv or .json as well.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure how well methods rank the tokens of many texts: Spearman's correlation with blank-out and input gradients."""
+    if out is not None:
+        known_ending(out, [".md", ".csv", ".json"])
+        writable(out)
+    try:
+        chosen = [int(part) for part in layers.replace(",", " ").split()] or None
+    except ValueError as error:
+        raise OptionError(f"--layers must be numbers like 1,6; got {layers!r}") from error
+    loaded = load(model)
+    report = evaluate(
+        loaded,
+        read_examples(file, loaded),
+        methods=methods.replace(",", " ").split(),
+        against=against.replace(",", " ").split(),
+        layers=chosen,
+        limit=limit,
+        special_tokens=special_tokens,
+        query=int(query) if query.isdecimal() else query,
+    )
+    if out is not None:
+        report.save(out)
+    show(report.to_markdown())
+    note_interruption(report)
+
+
+# ---- what they share ------------------------------------------------------------------------------------------------------------
+
+
+def stem_of(out: Path | None, name: str) -> Path:
+    """Where a table is written, without its endings; refused before anything is computed if it cannot be."""
+    stem = Path(name) if out is None else out.with_suffix("") if out.suffix in (".md", ".csv") else out
+    for ending in (".md", ".csv"):
+        writable(f"{stem}{ending}")
+    return stem
+
+
+def finish_table(table: "Table", stem: Path) -> None:
+    """Print a table, write both its forms, and say where."""
+    paths = table.save(stem)
+    show(table.to_markdown())
+    note_interruption(table.report)
+    seconds = ", ".join(f"{name} {took:.1f} s" for name, took in table.report.seconds.items())
+    typer.echo(f"written: {', '.join(map(str, paths))}; time: {seconds}", err=True)
+
+
+def show(text: str) -> None:
+    """Markdown as a table on a terminal, and as it is in a pipe."""
+    console = Console()
+    console.print(Markdown(text)) if console.is_terminal else typer.echo(text)
+
+
+def note_interruption(report: Report) -> None:
+    if len(report.examples) < report.asked:
+        typer.echo(f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True)

@@ -1,0 +1,97 @@
+"""What the command line shows: tables with bars, strips of coloured tokens, notes."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnflow.errors import SaturationWarning
+from attnflow.explain import Explanation
+from attnflow.results import TokenAttention
+
+
+def print_table(console: Console, results: list[TokenAttention]) -> None:
+    """Tokens down, a number and a bar for each method across; a star marks flows at the bound that all sources share."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", justify="right", style="dim")
+    table.add_column("token", overflow="fold")
+    width = max(6, min(40, (console.width - 30) // len(results) - 10))
+    for result in results:
+        table.add_column(result.method, justify="right")
+        table.add_column("", width=width, no_wrap=True)
+    block = "█" if console.encoding.lower().startswith("utf") else "#"
+    starred = False
+    for key, token in enumerate(results[0].tokens):
+        cells = [Text(str(key)), Text(printable(token))]
+        for result in results:
+            row = result.values[0, 0]
+            value, largest = float(row[key]), float(row.max())
+            star = result.saturated is not None and bool(result.saturated[0, 0, key])
+            starred |= star
+            bar = block * round(width * value / largest) if largest > 0 else ""
+            cells += [Text(f"{value:.4f}{'*' if star else ' '}"), Text(bar, style="blue")]
+        table.add_row(*cells)
+    console.print(table)
+    if starred:
+        console.print(Text("* at the bound that is the same for every source", style="dim"))
+
+
+# the colours of the page and of the figures' heat maps (ColorBrewer's Blues), each with a mark for a terminal without colour
+SHADES = [(" ", ""), ("░", "black on #deebf7"), ("▒", "black on #9ecae1"), ("▓", "black on #4292c6"), ("█", "white on #08519c")]
+
+
+def heat_strip(tokens: Sequence[str], values: Sequence[float]) -> Text:
+    """The tokens in a row, each followed by a mark and coloured, from none to strong, by its share of the largest value."""
+    strip = Text()
+    largest = max(values, default=0.0)
+    for token, value in zip(tokens, values, strict=True):
+        mark, style = SHADES[min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0]
+        strip.append(f"{printable(token).replace('Ġ', '').replace('▁', '')}{mark}", style=style).append(" ")
+    return strip
+
+
+def printable(token: str) -> str:
+    return token if token.isprintable() else token.encode("unicode_escape").decode()
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """What attnflow warns of within becomes a note on standard error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SaturationWarning)
+        yield
+    for warning in caught:
+        Console(stderr=True).print(Text(f"note: {warning.message}", style="yellow"))
+
+
+def print_explanation(console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False) -> None:
+    """The prediction, then one strip of tokens for each method and importance, with its strongest token at the end."""
+    shown = max(explanation.raw.layers) if layer is None else layer
+    scores = explanation.scores(shown, by_word=by_word)
+    if isinstance(explanation.text, str):
+        console.print(Text(printable(explanation.text), style="bold"))
+    if explanation.prediction is not None:
+        label, probability = explanation.prediction
+        console.print(Text(f"{printable(label)}, with probability {probability:.3f}"))
+    token = printable(explanation.tokens[explanation.position])
+    console.print(Text(f"what position {explanation.position}, {token}, of layer {shown} looks at:", style="dim"))
+    width = max(map(len, scores))
+    for name, (tokens, values) in scores.items():
+        best = int(values.argmax())
+        strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
+        strip = heat_strip(tokens, values.tolist()).append_text(strongest)
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(name.replace("_", " ").rjust(width)), strip)
+        console.print(table)
+    console.print(scale(width))
+
+
+def scale(indent: int) -> Text:
+    """What the marks and colours mean."""
+    text = Text(f"{'':>{indent}}  ").append("share of the largest: ", style="dim")
+    for place, (mark, style) in enumerate(SHADES):
+        text.append(f"{100 * place // len(SHADES)}%{mark}", style=style).append(" ")
+    return text

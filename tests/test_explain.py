@@ -1,0 +1,115 @@
+"""`explain`: its parts are those that the functions give one by one, for every kind of model; its files; what it refuses."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnflow as af
+from tests.families import build, word_tokenizer
+
+TEXT = "the key to the cabinets"
+
+
+def test_an_explanation_holds_what_the_functions_give() -> None:
+    found = af.explain(TEXT)
+    model = af.load("verb-number")
+    attention = af.capture(model, TEXT)
+    assert found.prediction == pytest.approx(model.predict([TEXT])[0])
+    assert (found.position, found.tokens, found.special) == (0, attention.tokens, (True, *[False] * 5))
+    for name, method in af.METHODS.items():
+        np.testing.assert_allclose(found.methods[name].values, method(attention, layers=range(1, 7)).values, atol=1e-6)
+    np.testing.assert_allclose(found.importance["blank_out"].values, af.blank_out(model, TEXT).values, atol=1e-6)
+    np.testing.assert_allclose(found.importance["input_gradient"].values, af.input_gradient(model, TEXT).values, atol=1e-5)
+    assert found.importance["blank_out"].tokens == found.tokens
+    assert repr(found).startswith("<Explanation: 6 tokens, position 0 of VerbNumber")
+
+
+def test_scores_are_rows_of_one_layer_by_token_or_by_word() -> None:
+    tokenizer = word_tokenizer()
+    found = af.explain("the lost key", model=af.Model(build("distilbert"), tokenizer), importance="blank_out")
+    scores = found.scores(layer=2)
+    assert list(scores) == ["raw", "rollout", "flow", "blank_out"]
+    np.testing.assert_array_equal(scores["flow"][1], found.flow.at(0, 2))
+    assert found.scores(by_word=True)["raw"][0] == ("[CLS]", "the", "lost", "key", "[SEP]")
+
+
+@pytest.mark.parametrize(
+    ("family", "value", "position", "importances"),
+    [
+        ("distilbert", "the lost key", 0, 2),
+        ("bert", "the lost key", 0, 0),  # predicts nothing
+        ("modernbert", "the [MASK] key", 2, 2),
+        ("llama", "the lost key", 4, 2),
+        ("electra", "the lost key", 0, 2),
+        ("vit", torch.zeros(3, 24, 24), 0, 0),
+        ("t5", "the lost key", 5, 0),
+    ],
+)
+def test_every_kind_of_model_is_explained_at_its_focal_position(family: str, value: Any, position: int, importances: int) -> None:
+    found = af.explain(value, model=af.Model(build(family), None if family == "vit" else word_tokenizer()))
+    assert (found.position, len(found.importance)) == (position, importances)
+    assert (found.prediction is None) == (family == "bert")
+    assert len(found.special) == len(found.tokens) == found.rollout.values.shape[2]
+    assert found.flow.at(found.position).sum() == pytest.approx(1.0)
+
+
+def test_beyond_64_tokens_flow_is_given_for_the_focal_position_alone() -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 90}
+    model = BertForSequenceClassification(BertConfig(**sizes))
+    found = af.explain(list(range(5, 75)), model=model, importance=())
+    assert (found.flow.positions, found.flow.layers, len(found.rollout.positions)) == ((0,), (1, 2), 70)
+    assert af.explain(list(range(5, 60)), model=model, importance=()).flow.values.shape == (2, 55, 55)
+
+
+def test_another_position_target_and_residual() -> None:
+    found = af.explain(TEXT, position=2, target="plural", residual=0.3)
+    graph = af.capture(af.load("verb-number"), TEXT).graph(residual=0.3)
+    np.testing.assert_allclose(found.scores()["rollout"][1], af.rollout(graph).at(position=2), atol=1e-6)
+    assert {each.target for each in found.importance.values()} == {"plural"}
+
+
+@pytest.mark.parametrize("ending", [".csv", ".json", ".npz"])
+def test_saved_files_hold_the_explained_row(ending: str, tmp_path: Path) -> None:
+    found = af.explain(TEXT)
+    path = found.save(tmp_path / f"x{ending}")
+    expected = found.rollout.at(0, 4)
+    if ending == ".csv":
+        rows = [row for row in csv.DictReader(path.read_text().splitlines()) if (row["method"], row["layer"]) == ("rollout", "4")]
+        values = [float(row["value"]) for row in rows]
+        assert [row["token"] for row in rows] == list(found.tokens)
+    elif ending == ".json":
+        content = json.loads(path.read_text())
+        values = content["rollout"]["values"][3]
+        assert content["prediction"][0] == found.prediction[0] if found.prediction else None
+        assert len(content["blank_out"]["values"]) == 6
+    else:
+        with np.load(path) as arrays:
+            values = arrays["rollout"][3].tolist()
+            assert arrays["input_gradient"].shape == (6,)
+    np.testing.assert_allclose(values, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"importance": "saliency"}, "unknown importance 'saliency'; choose from blank_out, input_gradient"),
+        ({"position": 6}, "position must be from 0 to 5; got 6"),
+        ({"target": "dual"}, "unknown target 'dual'; choose from singular, plural"),
+        ({"model": "no-such-folder-or-model"}, "cannot load no-such-folder-or-model"),
+        ({"model": 7}, "Model takes a Hugging Face model; got int"),
+        ({"residual": 1.0}, "residual"),
+    ],
+)
+def test_bad_options_are_one_clear_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(af.AttnFlowError) as error:
+        af.explain(TEXT, **options)
+    assert message in str(error.value)
+    with pytest.raises(af.FileError, match=r"the ending must be one of"):
+        af.explain(TEXT, importance=()).save("x.doc")

@@ -1,0 +1,228 @@
+"""Blank-out against a loop over tokens, input gradients against finite differences, and what both refuse."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnflow as af
+from attnflow.importance import REDUCTIONS, replacement_of
+from tests.families import build, word_tokenizer
+
+TEXT = "the key to the cabinets"
+MODELS = {
+    "classifier": ("distilbert", "the lost key"),
+    "masked LM": ("modernbert", "the [MASK] to cabinets"),
+    "causal LM": ("llama", "the key to here"),
+    "causal LM, eager": ("bloom", "the key to here"),
+    "bundled": ("", TEXT),
+}
+
+
+def model_of(name: str) -> af.Model:
+    return af.load("verb-number") if name == "bundled" else af.Model(build(MODELS[name][0]), word_tokenizer())
+
+
+def number_of(model: af.Model, target: str) -> int:
+    """The families know more ids than the tokenizer has words: those are called by their numbers."""
+    return int(target) if target.isdecimal() else model.target(target)
+
+
+def probability(model: af.Model, ids: tuple[int, ...], at: int, target: int, mask: list[int] | None = None) -> float:
+    """The target's probability at a position, by one plain forward pass on one sequence."""
+    with torch.no_grad():
+        output = model.model(input_ids=torch.tensor([ids]), attention_mask=torch.tensor([mask or [1] * len(ids)])).logits[0]
+    row = output if output.ndim == 1 else output[at]
+    return float(row.double().softmax(-1)[target])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("replacement", [None, "attention", 5])
+def test_blank_out_equals_a_loop_over_tokens(name: str, replacement: Any) -> None:
+    model = model_of(name)
+    encoded = model.encode(MODELS[name][1])
+    at = model.reads(encoded)
+    found = af.blank_out(model, MODELS[name][1], replacement=replacement)
+    target = number_of(model, found.target)
+    before = probability(model, encoded.ids, at, target)
+    assert found.probability == pytest.approx(before, abs=1e-6)
+    expected = []
+    for place in range(len(encoded.ids)):
+        ids, mask = list(encoded.ids), [1] * len(encoded.ids)
+        if replacement == "attention":
+            mask[place] = 0
+        else:
+            ids[place] = model.tokenizer.unk_token_id if replacement is None else replacement
+        expected.append(abs(probability(model, tuple(ids), at, target, mask) - before))
+    np.testing.assert_allclose(found.values, expected, atol=2e-6)
+    assert found.values.max() > 1e-4
+    assert found.tokens == encoded.tokens
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("of", ["probability", "logit"])
+def test_input_gradients_equal_finite_differences(name: str, of: str) -> None:
+    model = model_of(name)
+    text = MODELS[name][1]
+    encoded = model.encode(text)
+    layer = model.model.get_input_embeddings()
+    at, width = model.reads(encoded), layer.weight.shape[1]
+    model.model.double()
+    try:
+        target = number_of(model, af.input_gradient(model, text).target)
+        delta = torch.zeros(len(encoded.ids), width, dtype=torch.float64)
+
+        def watched() -> float:
+            handle = layer.register_forward_hook(lambda module, given, output: output + delta)
+            try:
+                with torch.no_grad():
+                    logits = model.logits(model.batch([encoded]), [at])[0].double()
+            finally:
+                handle.remove()
+            return float(logits[target] if of == "logit" else logits.softmax(-1)[target])
+
+        gradient = np.zeros((len(encoded.ids), width))
+        for place, axis in np.ndindex(len(encoded.ids), min(width, 12)):
+            sides = []
+            for step in (1e-3, -1e-3):
+                delta.zero_()[place, axis] = step
+                sides.append(watched())
+            gradient[place, axis] = (sides[0] - sides[1]) / 2e-3
+        mine = gradient_of(model, text, of)
+    finally:
+        model.model.float()
+    np.testing.assert_allclose(mine[:, :12], gradient[:, :12], atol=1e-3 * np.abs(mine).max(), rtol=1e-2)
+
+
+def gradient_of(model: af.Model, text: str, of: str) -> np.ndarray[Any, Any]:
+    """[token, width]: the whole gradient that input_gradient reduces, caught on its way."""
+    caught = []
+    original = REDUCTIONS["norm"]
+
+    def catch(gradient: Any, embedding: Any) -> Any:
+        caught.append(gradient[0].numpy())
+        return original(gradient, embedding)
+
+    REDUCTIONS["norm"] = catch
+    try:
+        af.input_gradient(model, text, of=of)
+    finally:
+        REDUCTIONS["norm"] = original
+    return np.asarray(caught[0])
+
+
+def test_reductions_are_what_they_say() -> None:
+    gradient, embedding = torch.tensor([[[3.0, -4.0]]]), torch.tensor([[[1.0, 2.0]]])
+    found = {name: float(reduce(gradient, embedding)) for name, reduce in REDUCTIONS.items()}
+    assert found == {"sum": 1.0, "norm": 5.0, "times_input": 5.0}
+
+
+def test_the_sum_of_a_gradient_is_zero_where_a_layer_norm_reads_the_embedding() -> None:
+    for model in (af.load("verb-number"), af.Model(build("distilbert"), word_tokenizer())):
+        with pytest.warns(af.RoundingWarning, match="rounding error; use reduce='norm'"):
+            found = af.input_gradient(model, "the key", reduce="sum")
+        assert found.values.max() < 1e-4 * af.input_gradient(model, "the key").values.max()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert af.input_gradient(af.Model(build("llama")), [5, 6, 7], reduce="sum").values.min() > 0  # an RMS norm sees the sum
+
+
+@pytest.mark.parametrize("method", [af.blank_out, af.input_gradient])
+def test_a_list_gives_what_each_input_gives_alone(method: Callable[..., Any]) -> None:
+    model = af.load("verb-number")
+    texts = [TEXT, "the keys", "a long list of old songs that we know"]
+    together = method(model, texts, ["singular", None, 1], batch_tokens=12)
+    for text, target, found in zip(texts, ["singular", None, "plural"], together, strict=True):
+        alone = method(model, text, target)
+        np.testing.assert_allclose(found.values, alone.values, atol=1e-5)
+        assert (found.target, found.tokens) == (alone.target, alone.tokens)
+        assert found.target == (target or model.predict([text])[0][0])
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = af.load("verb-number")
+    model.model.train()
+    model.model.blocks[0].eval()
+    before = [module.training for module in model.model.modules()]
+    found = af.blank_out(model, TEXT), af.input_gradient(model, TEXT)
+    assert [module.training for module in model.model.modules()] == before
+    assert all(parameter.grad is None for parameter in model.model.parameters())
+    assert not model.model.get_input_embeddings()._forward_hooks
+    np.testing.assert_array_equal(found[0].values, af.blank_out(model, TEXT).values)  # dropout would show
+    with torch.no_grad():
+        np.testing.assert_array_equal(found[1].values, af.input_gradient(model, TEXT).values)
+
+
+def test_what_replaces_a_token() -> None:
+    tokenizer = word_tokenizer()
+    assert replacement_of(af.Model(build("distilbert"), tokenizer), None) == 0  # [UNK]
+    tokenizer.unk_token = None
+    assert replacement_of(af.Model(build("distilbert"), tokenizer), None) == 4  # [MASK]
+    tokenizer.mask_token = None
+    assert replacement_of(af.Model(build("distilbert"), tokenizer), None) is None
+    tokenizer.unk_token = tokenizer.eos_token = "[SEP]"  # as GPT-2 has it
+    assert replacement_of(af.Model(build("gpt2"), tokenizer), None) is None
+    assert replacement_of(af.Model(build("gpt2"), tokenizer), "key") == 6
+
+
+def test_importance_by_word_and_its_top() -> None:
+    found = af.Importance(np.array([0.1, 0.2, 0.3]), "blank_out", ("[CLS]", "cabi", "##nets"), "singular", 0.9, (None, 0, 0))
+    assert found.top(1) == [(2, "##nets", 0.3)]
+    assert found.by_word().tokens == ("[CLS]", "cabinets")
+    np.testing.assert_allclose(found.by_word(), [0.1, 0.5])
+    assert "blank_out of 3 tokens for 'singular' (0.900)" in repr(found)
+
+
+def test_targets_of_language_models_are_tokens() -> None:
+    model = af.Model(build("modernbert"), word_tokenizer())
+    found = af.blank_out(model, "the [MASK] to cabinets", "key")
+    assert found.target == "key"
+    assert found.probability == pytest.approx(af.input_gradient(model, "the [MASK] to cabinets", 6).probability)
+
+
+def one_class() -> af.Model:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 60}
+    return af.Model(BertForSequenceClassification(BertConfig(**sizes, num_labels=1)).eval(), word_tokenizer())
+
+
+def test_a_model_with_one_output_is_watched_by_its_sigmoid() -> None:
+    model = one_class()
+    found = af.blank_out(model, "the key")
+    with torch.no_grad():
+        logit = model.model(**model.batch([model.encode("the key")])).logits[0, 0]
+    assert found.probability == pytest.approx(float(logit.double().sigmoid()), abs=1e-6)
+    label, probability = model.predict(["the key"])[0]
+    assert (label, round(probability, 6)) == ("LABEL_0", round(found.probability, 6))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: af.blank_out(m, TEXT, "dual"), "unknown target 'dual'; choose from singular, plural"),
+        (lambda m: af.blank_out(m, TEXT, 2), "target must be from 0 to 1 for VerbNumber; got 2"),
+        (lambda m: af.input_gradient(m, TEXT, -1), "target must be from 0 to 1 for VerbNumber; got -1"),
+        (lambda m: af.blank_out(m, TEXT, 0.5), "got list"),
+        (lambda m: af.blank_out(m, [TEXT], [0, 1]), "targets must be one for all inputs or one for each; got 2 for 1 inputs"),
+        (lambda m: af.blank_out(m, TEXT, replacement="zorb"), "replacement must be a token of the model's vocabulary"),
+        (lambda m: af.blank_out(m, TEXT, replacement=10**9), "an id from 0 to"),
+        (lambda m: af.input_gradient(m, TEXT, of="loss"), "unknown of='loss'; choose from probability, logit"),
+        (lambda m: af.input_gradient(m, TEXT, reduce="max"), "unknown reduce='max'; choose from sum, norm, times_input"),
+        (lambda m: af.blank_out(m, "key " * 80), "this model takes at most 64 tokens; got 81"),
+        (lambda m: af.blank_out(m, " "), "a text must not be empty"),
+        (lambda m: af.blank_out(build("vit"), torch.zeros(3, 24, 24)), "not for images"),
+        (lambda m: af.input_gradient(af.Model(build("t5")), [5, 6]), "not for encoder-decoders"),
+        (lambda m: af.blank_out(build("bert"), [5, 6]), "BertModel has no head that predicts"),
+        (lambda m: af.blank_out(af.Model(build("modernbert"), word_tokenizer()), "the [MASK]", "the key"), "must be one token"),
+        (lambda m: af.blank_out(af.Model(build("modernbert"), word_tokenizer()), "the [MASK]", "zorb"), "unknown target 'zorb'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(call: Callable[[af.Model], Any], message: str) -> None:
+    with pytest.raises(af.AttnFlowError) as error:
+        call(af.load("verb-number"))
+    assert message in str(error.value)
