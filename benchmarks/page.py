@@ -1,0 +1,148 @@
+"""The page at 512 tokens and 24 layers in Chromium: how long it takes to load, and to answer a hover. Run from the repository root:
+
+    python benchmarks/page.py            written to benchmarks/results/
+    python benchmarks/page.py --quick    a smaller graph, printed only
+
+Attention is random: softmax of normal logits that fall off with distance. Chromium is $CHROMIUM or /usr/bin/chromium, without a GPU.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from playwright.sync_api import Page, sync_playwright
+from rich.console import Console
+
+import attnflow as af
+from attnflow.page import explanation_page
+from flow import HERE, Figure, figure_sheet, say
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+LOAD, HOVER, SMALL, CLOSE = 3.0, 100.0, 150.0, 1e-3  # at most: seconds, milliseconds, KB, difference
+LOADS, HOVERS = 5, 60
+
+# from the pointer's event to the frame after the one in which the page has painted its answer
+HOVERED = """async ([across, down]) => {
+  const graph = document.getElementById("graph"), box = graph.querySelector("canvas, svg").getBoundingClientRect();
+  const at = { clientX: box.left + across * box.width, clientY: box.top + down * box.height, pointerType: "mouse", bubbles: true };
+  const began = performance.now();
+  graph.dispatchEvent(new PointerEvent("pointermove", at));
+  await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  return performance.now() - began;
+}"""
+NUMBERS = "[...document.querySelectorAll('#numbers-list .value')].map((each) => Number(each.textContent))"
+
+
+def explanation(depth: int, size: int) -> af.Explanation:
+    """An explanation of random attention, position 0."""
+    generator = np.random.default_rng(0)
+    distance = np.abs(np.arange(size)[:, None] - np.arange(size)[None, :])
+    weights = np.exp(2.5 * generator.normal(size=(depth, size, size)) - 0.04 * distance)
+    words = (HERE / "english.txt").read_text(encoding="utf-8").split()
+    tokens = tuple(words[place % len(words)] for place in range(size))
+    attention = af.Attention(weights / weights.sum(axis=-1, keepdims=True), tokens=tokens, causal=False)
+    graph = attention.graph()
+    every = range(1, depth + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", af.SaturationWarning)
+        flow = af.flow(graph, layers=every, positions=[0])
+    raw, rollout = af.raw(graph, layers=every), af.rollout(graph, layers=every)
+    return af.Explanation(" ".join(tokens), "random", tokens, (False,) * size, 0, None, attention, raw, rollout, flow, {})
+
+
+def load(tab: Page, address: str) -> float:
+    """Seconds from asking for the page until it is ready."""
+    began = time.perf_counter()
+    tab.goto(address)
+    tab.wait_for_selector("body[data-ready]")
+    return time.perf_counter() - began
+
+
+def difference(tab: Page, found: af.Explanation) -> float:
+    """The largest difference between what the page shows of the node hovered last and the array."""
+    layer, position = map(int, str(tab.evaluate("document.body.dataset.focus")).split(","))
+    shown = np.array(tab.evaluate(NUMBERS))
+    return float(np.abs(shown - np.sort(found.rollout.at(position, layer))[::-1][: len(shown)]).max())
+
+
+def measure(depth: int, size: int) -> list[Figure]:
+    """Build the page, load it, hover over it."""
+    say(f"an explanation of {depth} layers x {size} tokens")
+    found = explanation(depth, size)
+    began = time.perf_counter()
+    html = explanation_page(found)
+    building = time.perf_counter() - began
+    assets = sum(len(each.read_bytes()) for each in (files("attnflow") / "page_assets").iterdir() if each.is_file())
+    points = np.random.default_rng(1).uniform([0.15, 0.05], [0.95, 0.85], (HOVERS, 2)).tolist()
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        file = Path(folder) / "page.html"
+        file.write_text(html, encoding="utf-8")
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        tab = chromium.new_page(viewport={"width": 1200, "height": 900})
+        say("loading and hovering")
+        loads = [load(tab, file.as_uri()) for _ in range(LOADS)]
+        hovers, worst = [], 0.0
+        for point in points:
+            hovers.append(float(tab.evaluate(HOVERED, point)))
+            worst = max(worst, difference(tab, found))
+        chromium.close()
+    return [
+        Figure("page without its data", assets / 1e3, "KB", SMALL),
+        Figure("page with its data", len(html) / 1e6, "MB"),
+        Figure("building the page from an explanation", building, "s"),
+        Figure(f"loading, median of {LOADS}", statistics.median(loads), "s", LOAD),
+        Figure(f"a hover, median of {HOVERS}", statistics.median(hovers), "ms", HOVER),
+        Figure(f"a hover, slowest of {HOVERS}", max(hovers), "ms", HOVER),
+        Figure("largest difference between a number on the page and the array", worst, "", CLOSE),
+    ]
+
+
+def main() -> None:
+    """Measure, print and, after a full run, write."""
+    parser = argparse.ArgumentParser(description="Measure the page in Chromium.")
+    parser.add_argument("--quick", action="store_true", help="a smaller graph; nothing is written")
+    quick = parser.parse_args().quick
+    depth, size = (6, 96) if quick else (24, 512)
+    began = time.monotonic()
+    figures = measure(depth, size)
+    sheet = figure_sheet(figures)
+    Console(width=None if sys.stdout.isatty() else 200).print(sheet.rich())
+    if quick:
+        return
+    environment: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "packages": {package: version(package) for package in ("attnflow", "numpy", "playwright")},
+    }
+    text = (
+        f"# The page at {size} tokens and {depth} layers\n\n"
+        f"Written by `python benchmarks/page.py` in {environment['minutes']} minutes. Python {environment['python']},"
+        f" {environment['system']}, {environment['cores']} cores. Debian's Chromium, headless, without a GPU, 1200 x 900.\n\n"
+        "Loading: from asking for the file until everything is painted. A hover: from the pointer's event, at random nodes, until the"
+        " frame with the answer is painted. Numbers are those of the panel after each hover.\n\n"
+    )
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    listed = {"environment": environment, "tokens": size, "layers": depth, "figures": [asdict(figure) for figure in figures]}
+    (folder / "page.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    (folder / "page.md").write_text(text + sheet.markdown(), encoding="utf-8")
+    say(f"written to benchmarks/results/ after {environment['minutes']} minutes")
+
+
+if __name__ == "__main__":
+    main()
