@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import webbrowser
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,23 @@ def test_explain_shows_a_strip_for_each_method(folders: Path, capsys: pytest.Cap
     assert "input gradient" in shown
 
 
-@pytest.mark.parametrize("ending", [".csv", ".json", ".npz"])
+def test_a_page_is_written_and_opened(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def browse(address: str) -> bool:
+        opened.append(address)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", browse)
+    assert inside(monkeypatch, "explain", "the key", "--heads", "--out", tmp_path / "key.html", "--open") == 0
+    out = tmp_path / "story.html"
+    assert inside(monkeypatch, "generate", folders / "decoder", "the key", "--max-new-tokens", "2", "--out", out, "--open") == 0
+    assert opened == [(tmp_path / "key.html").as_uri(), out.as_uri()]
+    assert out.read_text().startswith("<!doctype html>")
+    assert inside(monkeypatch, "generate", folders / "decoder", "the key", "--max-new-tokens", "2", "--out", tmp_path / "s.png") == 0
+
+
+@pytest.mark.parametrize("ending", [".csv", ".json", ".npz", ".html", ".png", ".svg", ".pdf"])
 def test_explain_writes_by_ending(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / f"x{ending}"
     assert inside(monkeypatch, "explain", "the key", "--target", "plural", "--out", out) == 0
@@ -207,6 +224,7 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         (["explain", "the key", "--target", "dual"], "unknown target 'dual'; choose from singular, plural"),
         (["explain", "the key", "--target", "2"], "target must be from 0 to 1"),
         (["explain", "the key", "--out", "x.docx"], "the ending must be one of"),
+        (["explain", "the key", "--open"], "--open shows a page in the browser, so it needs --out with a name that ends in .html"),
         (["explain", "the key", "--model", "no-such-model"], "cannot load no-such-model"),
         (["capture", "encoder", "", "--out", "x.npz"], "must not be empty"),
         (["capture", "encoder", "the key", "--heads", "median", "--out", "x.npz"], "unknown heads 'median'"),

@@ -75,6 +75,14 @@ def test_another_position_target_and_residual() -> None:
     assert {each.target for each in found.importance.values()} == {"plural"}
 
 
+def test_an_explanation_and_a_generation_show_themselves_in_a_notebook() -> None:
+    story = af.generate(build("gpt2"), [5, 6, 7], max_new_tokens=2, eos_token_id=None)
+    for shown in (af.explain(TEXT)._repr_html_(), story._repr_html_()):
+        assert shown.startswith('<iframe title="attnflow" srcdoc="&lt;!doctype html&gt;')
+    with pytest.raises(af.FileError, match=r"the ending must be one of \.html, \.png, \.svg, \.pdf; got \.csv"):
+        story.save("x.csv")
+
+
 @pytest.mark.parametrize("ending", [".csv", ".json", ".npz"])
 def test_saved_files_hold_the_explained_row(ending: str, tmp_path: Path) -> None:
     found = af.explain(TEXT)

@@ -1,5 +1,6 @@
 """The figures: files of every kind, artists that hold the right data, tokens that are only text, and what is refused."""
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -16,7 +17,7 @@ from matplotlib.font_manager import FontProperties
 from PIL import Image
 
 import attnflow as af
-from attnflow import drawing, figures
+from attnflow import drawing, figures, terminal
 from attnflow.evaluate import Scored
 from attnflow.figures import Drawing
 from tests.oracles import attention
@@ -559,3 +560,15 @@ def test_without_matplotlib_the_extra_is_named(name: str, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(af.MissingExtraError, match=r"figures need matplotlib: pip install 'attnflow\[figures\]'"):
         FIGURES[name]()
+
+
+def test_terminal_page_and_figures_have_one_colour_scale() -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    script = (Path(af.__file__).parent / "page_assets" / "page.js").read_text()
+    (listed,) = re.findall(r"light: \[([^]]*)\]", script)
+    page = [f"#{colour}" for colour in re.findall("[0-9a-f]{6}", listed)]
+    for place, colour in enumerate(page):
+        np.testing.assert_allclose(to_rgb(colour), colormaps[drawing.CMAP](place / (len(page) - 1))[:3], atol=0.01)
+    assert {style.split(" on ")[1] for _, style in terminal.SHADES[1:]} <= set(page)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import attnflow as af
 from attnflow import cli
-from attnflow.paper import grammar, tables
+from attnflow.paper import grammar, pictures, tables
 from attnflow.paper.agreement import Sentence, read_agreement
 from tests.families import build, word_tokenizer
 
@@ -242,3 +243,111 @@ def test_a_model_of_another_kind_is_not_taken_for_the_verb_number_model() -> Non
     with pytest.raises(af.FileError, match="cannot load"):
         tables.verb_number_table("table1", model="no/such-model", limit=1)
     assert build("distilbert").config.model_type != "verb-number"
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pronouns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny seeded masked LM that knows the words of the paper's two sentences, in a folder."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [
+        *special,
+        "The",
+        "author",
+        "talked",
+        "to",
+        "Sara",
+        "about",
+        "book",
+        ".",
+        "Mary",
+        "convinced",
+        "John",
+        "of",
+        "love",
+        "his",
+        "her",
+    ]
+    base = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    base.pre_tokenizer = BertPreTokenizer()
+    base.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
+    folder = tmp_path_factory.mktemp("pronouns")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(words), "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForMaskedLM(BertConfig(**sizes)).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=base, **names).save_pretrained(folder)
+    return folder
+
+
+def test_figure_4_shows_the_masks_attention_to_its_references_and_the_words_probabilities(pronouns: Path) -> None:
+    drawn = pictures.figure_4(model=str(pronouns))
+    model = af.load(pronouns)
+    for number, (text, (one, other)) in enumerate(zip(pictures.PRONOUNS, pictures.REFERENCES, strict=True)):
+        found = af.explain(text, model=model, importance=())
+        places = [found.tokens.index(one), found.tokens.index(other)]
+        mask = found.tokens.index("[MASK]")
+        expected = np.stack([found.rollout.at(mask, layer)[places] for layer in (1, 2, 3)])
+        np.testing.assert_allclose(np.asarray(drawn.artists["rollout"][number].get_array()), expected)
+        chances = [af.blank_out(model, text, word).probability for word in ("his", "her")]
+        heights = [bar.get_height() for bar in drawn.artists["bars"][number]]
+        np.testing.assert_allclose(heights, np.array(chances) / sum(chances), atol=1e-6)
+    assert drawn.axes[0].get_ylabel() == "relative probability"
+
+
+def test_figures_1_to_3_are_those_of_the_explanations() -> None:
+    found = af.explain("the keys near the door", importance=())
+    raw = pictures.figure_2("the keys near the door").artists["map"].get_array()
+    np.testing.assert_allclose(np.asarray(raw), np.stack([found.raw.at(0, layer) for layer in range(1, 7)]))
+    assert len(pictures.figure_3().artists["flow"]) == 3
+    assert set(pictures.figure_1().artists) == {"raw", "rollout", "flow"}
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_the_figure_commands_write_pictures(
+    ending: str, pronouns: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["figure1", "the key"], ["figure2"], ["figure3", "the key", "the keys"], ["figure4", "--model", pronouns]):
+        name = f"{arguments[0]}.{ending}"
+        assert inside(monkeypatch, "reproduce", *arguments, "--out", name) == 0
+        assert f"written: {name}" in capsys.readouterr().out
+        assert (tmp_path / name).stat().st_size > 3000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["figure1", "--out", "x.gif"], "the ending must be one of .png, .svg, .pdf; got .gif"),
+        (["figure1", "--out", "no/x.png"], "does not exist"),
+        (["figure2", ""], "written"),
+        (["figure4", "--model", "verb-number"], "figure 4 asks a masked LM"),
+        (["figure4", "--model", "{pronouns}", "the [MASK] book"], "each sentence needs its two references; got 1 sentences and 0 pairs"),
+        (["figure4", "--model", "{pronouns}", "the [MASK] book", "--references", "the"], "two words with a comma between them; got 'the'"),
+        (["figure4", "--model", "{pronouns}", "of [MASK] book", "--references", "of,Sara"], "a reference must be a word of its sentence"),
+        (["figure4", "--model", "{pronouns}", "of his book", "--references", "of,book"], "put [MASK] in it"),
+        (["figure4", "--model", "{pronouns}", "--candidates", "his,hers"], "unknown target 'hers'"),
+    ],
+)
+def test_bad_input_to_figures_is_one_line(
+    arguments: list[str],
+    message: str,
+    pronouns: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status = inside(monkeypatch, "reproduce", *(part.format(pronouns=pronouns) for part in arguments))
+    captured = capsys.readouterr()
+    lines = [line for line in (captured.out + captured.err).splitlines() if line and not line.startswith("Loading weights")]
+    assert (status, len(lines)) == (0 if message == "written" else 2, 1)
+    assert message in lines[0]

@@ -180,7 +180,7 @@ def generate(
     console.print(Text(story.text, style="bold"))
     chosen = -1 if layer is None else result.layers.index(layer)
     for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
-        console.print(Text(f"{printable(token):>16}  ").append_text(heat_strip(shown.prompt, values)))
+        console.print(Text(f"{printable(token):>16}  ").append_text(heat_strip(console, shown.prompt, values)))
 
 
 @app.command()

@@ -266,11 +266,11 @@ def colour_bar(images: Sequence["AxesImage"], axes: Sequence["Axes"]) -> Any:
     return bar
 
 
-def probability_bars(ax: "Axes", chances: Mapping[str, float]) -> Any:
+def probability_bars(ax: "Axes", chances: Mapping[str, float], label: str) -> Any:
     """A bar a word, with its probability above it."""
     bars = ax.bar(range(len(chances)), list(chances.values()), color="0.45", width=0.6)
     ax.bar_label(bars, fmt="%.2f", padding=1)
-    ax.set(ylim=(0, 1.12), yticks=[0, 0.5, 1], ylabel="probability", xlim=(-0.6, len(chances) - 0.4))
+    ax.set(ylim=(0, 1.12), yticks=[0, 0.5, 1], ylabel=label, xlim=(-0.6, len(chances) - 0.4))
     ax.spines[["top", "right"]].set_visible(False)
     token_ticks(ax, list(chances), along="x")
     return bars

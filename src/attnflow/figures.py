@@ -13,45 +13,37 @@ from attnflow.drawing import (
     COLOURS,
     COLUMN,
     LABEL,
-    MARKED,
     OTHER_COLOURS,
     PAGE,
     WIDEST,
     Drawing,
-    at,
-    check_orientation,
     check_result,
     check_shape,
     colour_bar,
-    draw_edges,
-    edges_of,
     figure_of,
     given_axes,
-    graph_frame,
-    graph_size,
     label_room,
     labels,
     largest,
     layer_map,
     map_height,
     method_title,
-    neighbouring,
     paper,
     patches_of,
     pixels_of,
     probability_bars,
     save,
     style,
-    thickness,
     token_ticks,
     width_for,
 )
 from attnflow.errors import OptionError
 from attnflow.evaluate import Report
 from attnflow.explain import Explanation
+from attnflow.figure_graphs import attention_graph, checked_scale, compare_graphs, explanations_of, flow_paths, same_tokens
 from attnflow.generation import Generation, PromptAttention
 from attnflow.graph import Floats, integers
-from attnflow.results import MaxFlow, TokenAttention, listed
+from attnflow.results import TokenAttention, listed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,157 +62,8 @@ __all__ = [
     "save",
 ]
 
-LEGIBLE = 40  # tokens up to which a graph shows all its edges
-STRONGEST = 400  # edges that it shows beyond
 SIDE_BY_SIDE = 14  # tokens up to which three maps stand side by side; beyond, one below the other
 Pair = tuple[int, int]
-
-
-# ---- graphs ---------------------------------------------------------------------------------------------------------------------
-
-
-@style()
-def attention_graph(
-    token_attention: TokenAttention,
-    *,
-    position: int | None = None,
-    layer: int | None = None,
-    orientation: str = "up",
-    strongest: int | None = None,
-    scale: float | None = None,
-    ax: "Axes | None" = None,
-) -> Drawing:
-    """The layered graph: the edge from (l, k) to (l-1, j) shows values[l, k, j] by its width and opacity.
-
-    position: the edges that leave it, in every layer or in one, are drawn in front and in colour. orientation: layers go "up" or "right".
-    strongest: how many edges are drawn; all of them up to 40 tokens if not given, 400 beyond. scale: the value of the widest edge; the
-    largest one if not given. artists: "edges" and "front" (line collections, weakest edge first), "nodes".
-
-    >>> from attnflow import Attention, rollout
-    >>> result = rollout(Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2, tokens=["the", "key"]))
-    >>> attention_graph(result, position=1).save("graph.svg").name
-    'graph.svg'
-    """
-    check_result(token_attention)
-    check_orientation(orientation)
-    result = token_attention
-    layers, size = neighbouring(result), len(result.tokens)
-    if not same_tokens(result):
-        raise OptionError("a graph needs the same tokens as queries and as keys; got words as keys: draw it before by_word")
-    if position is not None:
-        for each in layers if layer is None else [layer]:
-            result.at(position, each)  # says what was not computed
-    if layer is not None and (position is None or layer not in layers):
-        raise OptionError(f"layer chooses a node together with position, in the layers drawn ({listed(layers)}); got {layer=}, {position=}")
-    values = np.stack([result.values[result.layers.index(each)] for each in layers])  # [layer, query, key]
-    edges, weights, note = edges_of(values, layers, result.positions, chosen_count(strongest, size))
-    depth = max(layers) - min(layers) + 1
-    ax = paper(*graph_size(depth, result.tokens, orientation)).subplots() if ax is None else given_axes(ax, 1)[0]
-    front = np.zeros(len(edges), bool) if position is None else edges[:, 1] == position
-    if layer is not None:
-        front &= edges[:, 0] == layer
-    colour, scale, thick = COLOURS.get(result.method, OTHER_COLOURS[0]), checked_scale(scale, values), thickness(size)
-    behind = (colour, orientation) if position is None else ("0.7", orientation)
-    clear: dict[str, Any] = {"thickest": thick, "opacity": (0.04, 1.0 if position is None else 0.6)}
-    bold: dict[str, Any] = {"thickest": thick, "thinnest": 0.1 * thick, "opacity": (0.3, 1.0), "zorder": 2}
-    artists: dict[str, Any] = {
-        "edges": draw_edges(ax, edges[~front], weights[~front], scale, *behind, **clear),
-        "front": draw_edges(ax, edges[front], weights[front], scale, colour, orientation, **bold),
-        "nodes": graph_frame(ax, layers, result.tokens, orientation, position),
-    }
-    ax.set_title(method_title(result.method) + note)
-    return Drawing(figure_of(ax), (ax,), artists)
-
-
-@style()
-def compare_graphs(
-    explanation: Explanation,
-    *,
-    position: int | None = None,
-    orientation: str = "right",
-    strongest: int | None = None,
-    axes: Any = None,
-) -> Drawing:
-    """Raw attention, rollout and flow side by side, in one scale; the edges of the explained position in front.
-
-    artists: "raw", "rollout" and "flow", each with what `attention_graph` names.
-
-    >>> from attnflow import explain
-    >>> compare_graphs(explain("the key to the cabinets", importance=())).save("graphs.pdf").name
-    'graphs.pdf'
-    """
-    several = explanations_of(explanation)
-    if len(several) != 1:
-        raise OptionError(f"compare_graphs draws one explanation; got {len(several)}: call it for each")
-    (explanation,) = several
-    check_orientation(orientation)
-    position = explanation.position if position is None else position
-    if axes is None:
-        panels = list(paper(*graph_size(len(explanation.raw.layers), explanation.tokens, orientation, panels=3)).subplots(1, 3))
-    else:
-        panels = given_axes(axes, 3)
-    artists = {}
-    scale = largest(result.values for result in explanation.methods.values())
-    options: dict[str, Any] = {"position": position, "orientation": orientation, "strongest": strongest, "scale": scale}
-    for place, (name, result) in enumerate(explanation.methods.items()):
-        panel = panels[place]
-        drawn = attention_graph(result, ax=panel, **options)
-        artists[name] = drawn.artists
-        if place and axes is None:  # the tokens, or the layers, stand at the left once
-            panel.set_ylabel("")
-            panel.set_yticks([])
-    return Drawing(figure_of(panels[0]), tuple(panels), artists)
-
-
-@style()
-def flow_paths(max_flow: MaxFlow, *, orientation: str = "up", strongest: int | None = None, ax: "Axes | None" = None) -> Drawing:
-    """The edges that carry one maximum flow, as wide as the flow on them, and the edges of its minimum cut, dashed.
-
-    artists: "edges" (a line collection, weakest first), "cut" (a line collection in the order of max_flow.cut), "nodes", "ends".
-
-    >>> from attnflow import Attention, max_flow
-    >>> best = max_flow(Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2, tokens=["the", "key"]), source=(2, 0), target=(0, 1))
-    >>> flow_paths(best).save("paths.png").name
-    'paths.png'
-    """
-    if not isinstance(max_flow, MaxFlow):
-        raise OptionError(f"flow_paths draws what max_flow gives; got {type(max_flow).__name__}")
-    check_orientation(orientation)
-    (upper, _), (lower, _) = max_flow.source, max_flow.target
-    layers, size = list(range(lower + 1, upper + 1)), len(max_flow.tokens)
-    check_shape("edges [layer, query, key]", max_flow.edges, (len(layers), size, size), f"layers {listed(layers)} and {size} tokens")
-    edges, weights, note = edges_of(max_flow.edges, layers, range(size), chosen_count(strongest, size))
-    start, end = labels([max_flow.tokens[max_flow.source[1]], max_flow.tokens[max_flow.target[1]]])
-    title = f"maximum flow {max_flow.value:.3g}\nfrom {start} in layer {upper} to {end} in layer {lower}"
-    width, height = graph_size(len(layers), max_flow.tokens, orientation)
-    ax = paper(width, height + 0.3).subplots() if ax is None else given_axes(ax, 1)[0]
-    scale = largest([weights])
-    cut = np.array(max_flow.cut, dtype=int).reshape(-1, 3)
-    full = np.array([max_flow.edges[layer - lower - 1, query, key] for layer, query, key in max_flow.cut])
-    thick, dashes = thickness(size), (0, (2.2, 1.1))
-    lines: dict[str, Any] = {"thickest": thick, "thinnest": 0.25 * thick}
-    artists: dict[str, Any] = {
-        "edges": draw_edges(ax, edges, weights, scale, COLOURS["flow"], orientation, opacity=(0.4, 1.0), **lines),
-        "cut": draw_edges(ax, cut, full, scale, MARKED, orientation, opacity=(0.9, 1.0), zorder=2, linestyle=dashes, **lines),
-        "nodes": graph_frame(ax, layers, max_flow.tokens, orientation, None),
-    }
-    ends = np.array([at(orientation, *max_flow.source), at(orientation, *max_flow.target)])
-    artists["ends"] = ax.scatter(ends[:, 0], ends[:, 1], s=34, facecolor="white", edgecolor="black", linewidth=1.2, zorder=4)
-    names = ["flow", f"minimum cut ({len(cut)} edge{'s' * (len(cut) != 1)})"]
-    keys = [ax.plot([], [], color=COLOURS["flow"], lw=2)[0], ax.plot([], [], color=MARKED, lw=2, ls=dashes)[0]]
-    ax.legend(keys, names, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
-    ax.set_title(title + note, parse_math=False, pad=18)
-    return Drawing(figure_of(ax), (ax,), artists)
-
-
-def chosen_count(strongest: int | None, size: int) -> int | None:
-    """How many edges to draw; None for all."""
-    if strongest is None:
-        return None if size <= LEGIBLE else STRONGEST
-    (strongest,) = integers([strongest], "strongest")
-    if strongest < 1:
-        raise OptionError(f"strongest must be a whole number of edges, at least 1; got {strongest}")
-    return strongest
 
 
 # ---- heat maps ------------------------------------------------------------------------------------------------------------------
@@ -310,13 +153,14 @@ def pronoun(
     references: Pair | Sequence[Pair],
     *,
     position: int | Sequence[int] | None = None,
+    label: str = "probability",
     axes: Any = None,
 ) -> Drawing:
     """The probabilities of two words for a masked pronoun, beside its attention to the two tokens it may refer to, by the three methods.
 
     words: {"his": 0.8, "her": 0.2}, from the model; references: the positions of two tokens. For several sentences: a list of each.
-    position: the mask's; the explained one if not given. artists: "bars" (a bar container a sentence), "raw", "rollout" and "flow" (a map
-    [layer, reference] a sentence), "bar" (the colour bars).
+    position: the mask's; the explained one if not given. label: of the bars' axis. artists: "bars" (a bar container a sentence), "raw",
+    "rollout" and "flow" (a map [layer, reference] a sentence), "bar" (the colour bars).
 
     >>> from attnflow import explain
     >>> found = explain("the key to the cabinets", importance=())
@@ -354,7 +198,7 @@ def pronoun(
         rows_of_axes = [flat[start : start + 4] for start in range(0, len(flat), 4)]
     artists: dict[str, Any] = {name: [] for name in ("bars", *COLOURS, "bar")}
     for row, chance, three in zip(rows_of_axes, chances, maps, strict=True):
-        artists["bars"].append(probability_bars(row[0], chance))
+        artists["bars"].append(probability_bars(row[0], chance, label))
         for ax, (name, (layers, values, tokens)) in zip(row[1:], three.items(), strict=True):
             artists[name].append(layer_map(ax, values, layers, tokens, scale, None))
             ax.set_title(method_title(name))
@@ -531,27 +375,6 @@ def layer_curves(report: Report, *, band: str = "error", axes: Any = None) -> Dr
 # ---- what they share ------------------------------------------------------------------------------------------------------------
 
 
-def explanations_of(given: Any) -> list[Explanation]:
-    """One explanation or several, as a list."""
-    several = [given] if isinstance(given, Explanation) else list(given) if isinstance(given, Sequence) else []
-    if not several or not all(isinstance(each, Explanation) for each in several):
-        raise OptionError(f"this figure draws what explain gives, one or a list; got {type(given).__name__}")
-    for each in several:
-        for result in each.methods.values():
-            check_result(result)
-            if len(result.tokens) != len(each.tokens):
-                raise OptionError(
-                    f"an explanation's results must have its {len(each.tokens)} tokens; {result.method} has {len(result.tokens)}"
-                )
-    return several
-
-
-def same_tokens(result: TokenAttention) -> bool:
-    """Whether keys are positions, and not words."""
-    size = len(result.tokens)
-    return all(at < size and result.tokens[at] == name for at, name in zip(result.positions, result.queries, strict=True))
-
-
 def one_each(value: int | Sequence[int], count: int, what: str) -> list[int]:
     """One number for all, or one for each."""
     found = integers([value] * count if np.ndim(value) == 0 else cast(Sequence[int], value), what)
@@ -564,12 +387,3 @@ def rows_at(result: TokenAttention, position: int) -> tuple[list[int], Floats]:
     """The layers from the lowest, and [layer, token] of one position."""
     layers = sorted(set(result.layers))
     return layers, np.stack([result.at(position, layer) for layer in layers])
-
-
-def checked_scale(scale: float | None, *values: Floats) -> float:
-    """The value of the darkest colour."""
-    if scale is None:
-        return largest(values)
-    if isinstance(scale, bool) or not isinstance(scale, int | float | np.number) or not 0 < scale < float("inf"):
-        raise OptionError(f"scale must be a number above 0, the value of the darkest colour; got {scale!r}")
-    return float(scale)

@@ -9,20 +9,26 @@ from rich.markdown import Markdown
 
 from attnflow.errors import OptionError
 from attnflow.evaluate import Report, evaluate, read_examples
-from attnflow.files import known_ending, writable
+from attnflow.files import PICTURES, known_ending, writable
 from attnflow.loading import BUNDLED, load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from attnflow.drawing import Drawing
     from attnflow.paper.tables import Table
 
 train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
-reproduce = typer.Typer(help="Compute the paper's tables anew, and print them beside the printed ones.", no_args_is_help=True)
+reproduce = typer.Typer(help="Compute the paper's tables and figures anew.", no_args_is_help=True)
 
 Data = Annotated[list[Path], typer.Option(readable=False, metavar="PATH", help="A folder or file of data; may be given several times.")]
 Folder = Annotated[Path, typer.Option(readable=False, metavar="FOLDER", help="The folder to write the model to.", show_default=False)]
 VerbNumber = Annotated[str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
+Text = Annotated[str, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)]
+AnyModel = Annotated[str, typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow.")]
+Picture = Annotated[Path, typer.Option(readable=False, metavar="FILE", help="The picture to write: .png, .svg or .pdf.")]
 Reduce = Annotated[str, typer.Option(help="A token's gradient as one number: norm, times_input, or sum, as the authors did.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was stopped.")]
 Stem = Annotated[
@@ -123,6 +129,76 @@ def table3(
     finish_table(
         tables.sentiment_table(sentences, file.name, model=model or tables.SENTIMENT, limit=limit, query=query, reduce=reduce), stem
     )
+
+
+@reproduce.command()
+def figure1(text: Text = "", model: AnyModel = BUNDLED, out: Picture = Path("figure1.png")) -> None:
+    """Figure 1: raw attention, rollout and flow as graphs, side by side."""
+    from attnflow.paper import pictures
+
+    draw(lambda: pictures.figure_1(text or pictures.SENTENCE, model=model), out)
+
+
+@reproduce.command()
+def figure2(text: Text = "", model: AnyModel = BUNDLED, out: Picture = Path("figure2.png")) -> None:
+    """Figure 2: raw attention of the focal position in each layer."""
+    from attnflow.paper import pictures
+
+    draw(lambda: pictures.figure_2(text or pictures.SENTENCE, model=model), out)
+
+
+@reproduce.command()
+def figure3(
+    texts: Annotated[list[str], typer.Argument(metavar="[TEXT]...", help="Sentences; the paper's if none.", show_default=False)] = [],  # noqa: B006
+    model: AnyModel = BUNDLED,
+    out: Picture = Path("figure3.png"),
+) -> None:
+    """Figure 3: raw attention, rollout and flow of the focal position in each layer, for several sentences."""
+    from attnflow.paper import pictures
+
+    draw(lambda: pictures.figure_3(texts, model=model), out)
+
+
+@reproduce.command()
+def figure4(
+    model: Annotated[str, typer.Option(help="A masked LM: a folder or a hub id, for instance bert-base-uncased.", show_default=False)],
+    texts: Annotated[
+        list[str], typer.Argument(metavar="[TEXT]...", help="Sentences with [MASK]; the paper's if none.", show_default=False)
+    ] = [],  # noqa: B006
+    references: Annotated[
+        list[str], typer.Option(metavar="WORD,WORD", help="What the pronoun may refer to; once for each sentence.", show_default=False)
+    ] = [],  # noqa: B006
+    candidates: Annotated[str, typer.Option(metavar="WORD,WORD", help="The two words for the mask.")] = "his,her",
+    out: Picture = Path("figure4.png"),
+) -> None:
+    """Figure 4: what a masked pronoun looks at, beside the probabilities of two words for it."""
+    from attnflow.paper import pictures
+
+    pairs = [pair_of(each, "--references") for each in references]
+    draw(
+        lambda: pictures.figure_4(
+            texts or pictures.PRONOUNS,
+            model=model,
+            references=pairs if texts or pairs else pictures.REFERENCES,
+            candidates=pair_of(candidates, "--candidates"),
+        ),
+        out,
+    )
+
+
+def draw(figure: "Callable[[], Drawing]", out: Path) -> None:
+    """Draw, write, and say where; refused before anything is computed if it cannot be written."""
+    known_ending(out, PICTURES)
+    writable(out)
+    typer.echo(f"written: {figure().save(out)}")
+
+
+def pair_of(text: str, option: str) -> tuple[str, str]:
+    """Two words with a comma between them."""
+    words = [word.strip() for word in text.split(",")]
+    if len(words) != 2 or not all(words):
+        raise OptionError(f"{option} must be two words with a comma between them; got {text!r}")
+    return words[0], words[1]
 
 
 def evaluate_command(

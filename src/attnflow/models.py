@@ -104,9 +104,10 @@ class Model:
 
     @property
     def batch_tokens(self) -> int:
-        """How many tokens to run together: fewer where every token has a score for each word of a large vocabulary."""
+        """How many tokens to run together: as many as a CPU's cache likes, fewer where every token has scores for a large vocabulary."""
         size = self.model.get_input_embeddings().weight.shape[0] if self.task in LANGUAGE else 1
-        return max(BATCH_TOKENS // 16, min(BATCH_TOKENS, 2**26 // size))
+        most = BATCH_TOKENS // 4 if self.model.device.type == "cpu" else BATCH_TOKENS
+        return max(BATCH_TOKENS // 16, min(most, 2**26 // size))
 
     def encode(self, value: Any, *, truncation: bool = False) -> Encoded:
         """One input: a text, token ids, an image; for sequence-to-sequence models also a pair (source, target)."""

@@ -43,13 +43,13 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
 SHADES = [(" ", ""), ("░", "black on #deebf7"), ("▒", "black on #9ecae1"), ("▓", "black on #4292c6"), ("█", "white on #08519c")]
 
 
-def heat_strip(tokens: Sequence[str], values: Sequence[float]) -> Text:
-    """The tokens in a row, each followed by a mark and coloured, from none to strong, by its share of the largest value."""
+def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
+    """The tokens in a row, coloured from none to strong by their share of the largest value; marked, where there is no colour."""
     strip = Text()
     largest = max(values, default=0.0)
     for token, value in zip(tokens, values, strict=True):
-        mark, style = SHADES[min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0]
-        strip.append(f"{printable(token).replace('Ġ', '').replace('▁', '')}{mark}", style=style).append(" ")
+        shade = SHADES[min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0]
+        strip.append_text(shaded(console, printable(token).replace("Ġ", "").replace("▁", ""), shade)).append(" ")
     return strip
 
 
@@ -82,16 +82,22 @@ def print_explanation(console: Console, explanation: Explanation, *, layer: int 
     for name, (tokens, values) in scores.items():
         best = int(values.argmax())
         strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
-        strip = heat_strip(tokens, values.tolist()).append_text(strongest)
+        strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
         table = Table.grid(padding=(0, 2))
-        table.add_row(Text(name.replace("_", " ").rjust(width)), strip)
+        table.add_row(Text(name.replace("_", " ").ljust(width)), strip)
         console.print(table)
-    console.print(scale(width))
+    console.print(scale(console, width))
 
 
-def scale(indent: int) -> Text:
+def scale(console: Console, indent: int) -> Text:
     """What the marks and colours mean."""
     text = Text(f"{'':>{indent}}  ").append("share of the largest: ", style="dim")
-    for place, (mark, style) in enumerate(SHADES):
-        text.append(f"{100 * place // len(SHADES)}%{mark}", style=style).append(" ")
+    for place, shade in enumerate(SHADES):
+        text.append_text(shaded(console, f"{100 * place // len(SHADES)}%", shade)).append(" ")
     return text
+
+
+def shaded(console: Console, text: str, shade: tuple[str, str]) -> Text:
+    """A text in its colour, or followed by its mark on a terminal without colour."""
+    mark, style = shade
+    return Text(f"{text}{mark}") if console.color_system is None else Text(f" {text} ", style=style)

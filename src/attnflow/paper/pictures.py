@@ -1,0 +1,73 @@
+"""Figures 1 to 4 of the paper, drawn anew."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from attnflow import figures
+from attnflow.drawing import Drawing
+from attnflow.errors import OptionError
+from attnflow.explain import Explanation, explain
+from attnflow.loading import BUNDLED, load
+from attnflow.models import Model, evaluating
+from attnflow.results import join_subwords, words_of
+
+SENTENCE = "the key to the cabinets"
+SENTENCES = (SENTENCE, "the article on NNP large systems", "here the NNS differ in that the female")
+MASK = "[MASK]"  # stands for the model's own mask
+PRONOUNS = (f"The author talked to Sara about {MASK} book.", f"Mary convinced John of {MASK} love.")
+REFERENCES = (("author", "Sara"), ("Mary", "John"))
+CANDIDATES = ("his", "her")
+
+
+def figure_1(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
+    """Raw attention, rollout and flow between neighbouring layers, side by side."""
+    return figures.compare_graphs(explain(text, model=model, importance=()))
+
+
+def figure_2(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
+    """Raw attention of the focal position, in each layer."""
+    found = explain(text, model=model, importance=())
+    return figures.heatmap(found.raw, found.position)
+
+
+def figure_3(texts: Sequence[str] = SENTENCES, *, model: Any = BUNDLED) -> Drawing:
+    """Raw attention, rollout and flow of the focal position in each layer, for each sentence."""
+    loaded = load(model) if isinstance(model, str) else model
+    return figures.compare_heatmaps([explain(text, model=loaded, importance=()) for text in texts or SENTENCES])
+
+
+def figure_4(
+    texts: Sequence[str] = PRONOUNS,
+    *,
+    model: Any,
+    references: Sequence[tuple[str, str]] = REFERENCES,
+    candidates: tuple[str, str] = CANDIDATES,
+) -> Drawing:
+    """A masked pronoun: the probabilities of two words, relative to each other, beside how the mask looks at what it may refer to."""
+    loaded = load(model) if isinstance(model, str) else model if isinstance(model, Model) else Model(model)
+    if loaded.task != "masked LM" or getattr(loaded.tokenizer, "mask_token", None) is None:
+        raise OptionError(f"figure 4 asks a masked LM with a tokenizer for a word; got {loaded.name}, {loaded.task}")
+    if len(texts) != len(references):
+        raise OptionError(f"each sentence needs its two references; got {len(texts)} sentences and {len(references)} pairs")
+    found = [explain(text.replace(MASK, loaded.tokenizer.mask_token), model=loaded, importance=()) for text in texts]
+    places = [(place_of(each, one), place_of(each, other)) for each, (one, other) in zip(found, references, strict=True)]
+    return figures.pronoun(found, [chances(loaded, each, candidates) for each in found], places, label="relative probability")
+
+
+def chances(model: Model, explanation: Explanation, words: Sequence[str]) -> dict[str, float]:
+    """The probability of each word at the mask, if it is one of these."""
+    encoded = model.encode(explanation.text)
+    with evaluating(model.model), torch.no_grad():
+        probabilities = model.probabilities(model.logits(model.batch([encoded]), [model.reads(encoded)]))[0]
+    found = {word: float(probabilities[model.target(word)]) for word in words}
+    return {word: probability / sum(found.values()) for word, probability in found.items()}
+
+
+def place_of(explanation: Explanation, word: str) -> int:
+    """The position of a word in a sentence; of its first token, if it has several."""
+    for group in words_of(explanation.attention.words or tuple(range(len(explanation.tokens)))):
+        if join_subwords([explanation.tokens[place] for place in group]).lower() == word.lower():
+            return group[0]
+    raise OptionError(f"a reference must be a word of its sentence; got {word!r} for {explanation.text!r}")
