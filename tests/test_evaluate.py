@@ -87,6 +87,7 @@ def test_means_leave_out_what_is_undefined_and_count_it() -> None:
     assert mean == pytest.approx(values[:2].mean())
     assert deviation == pytest.approx(values[:2].std())
     assert report.mean("flat", "blank_out") == pytest.approx(mean)
+    assert "| method | score | undefined |" in report.to_markdown()
 
 
 def test_a_scorer_of_the_users_can_be_method_or_importance() -> None:

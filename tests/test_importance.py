@@ -201,6 +201,29 @@ def test_a_model_with_one_output_is_watched_by_its_sigmoid() -> None:
     assert (label, round(probability, 6)) == ("LABEL_0", round(found.probability, 6))
 
 
+@pytest.mark.parametrize("padding", [None, 9])
+def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -> None:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, pad_token_id=padding, num_labels=3)
+    model = af.Model(GPT2ForSequenceClassification(config).eval(), word_tokenizer())  # the tokenizer's padding is another one
+    texts = ["the key", "the lost key is here"]
+    for text, found, (label, chance) in zip(texts, af.blank_out(model, texts), model.predict(texts), strict=True):
+        ids = model.encode(text).ids
+        with torch.no_grad():
+            before = model.model(input_ids=torch.tensor([ids])).logits[0].double().softmax(-1)
+        target = int(before.argmax())
+        assert (label, found.target) == (f"LABEL_{target}",) * 2
+        assert found.probability == pytest.approx(float(before[target]), abs=1e-6)
+        assert chance == pytest.approx(found.probability, abs=1e-6)
+        expected = [abs(probability(model, (*ids[:n], 0, *ids[n + 1 :]), 0, target) - float(before[target])) for n in range(len(ids))]
+        np.testing.assert_allclose(found.values, expected, atol=1e-6)
+        np.testing.assert_allclose(
+            af.input_gradient(model, texts)[texts.index(text)].values, af.input_gradient(model, text).values, atol=1e-6
+        )
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -99,7 +99,8 @@ class Report:
         for name in self.against:
             rows = [row for row in self.rows() if row[0] == name]
             text += [f"Spearman correlation with {name} ({self.model}, {self.what()})", ""]
-            text += markdown(["method", *(f"layer {layer}" for layer in self.layers), "undefined"], self._cells(rows))
+            columns = [f"layer {layer}" for layer in self.layers] or ["score"]  # scorers of the user's alone have no layers
+            text += markdown(["method", *columns, "undefined"], self._cells(rows))
             text.append("")
         return "\n".join(text)
 
@@ -108,7 +109,7 @@ class Report:
             mine = [row for row in rows if row[1] == method]
             undefined = sorted({row[6] for row in mine})
             values = [f"{row[3]:.2f} ± {row[4]:.2f}" for row in mine]
-            blanks = [""] * (len(self.layers) - len(values))  # a scorer has no layers: its number stands under the last one
+            blanks = [""] * (max(1, len(self.layers)) - len(values))  # a scorer has no layers: its number stands under the last one
             yield [method, *blanks, *values, "–".join(map(str, dict.fromkeys([undefined[0], undefined[-1]]))) if undefined else ""]
 
     def what(self) -> str:

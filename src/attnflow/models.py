@@ -105,6 +105,8 @@ class Model:
     @property
     def batch_tokens(self) -> int:
         """How many tokens to run together: as many as a CPU's cache likes, fewer where every token has scores for a large vocabulary."""
+        if self.task == "sequence classification" and getattr(self.model.config, "pad_token_id", None) is None:
+            return 1  # decoders find the last token by its padding, and without one refuse more than one sequence
         size = self.model.get_input_embeddings().weight.shape[0] if self.task in LANGUAGE else 1
         most = BATCH_TOKENS // 4 if self.model.device.type == "cpu" else BATCH_TOKENS
         return max(BATCH_TOKENS // 16, min(most, 2**26 // size))
@@ -319,8 +321,8 @@ class Model:
 
     @property
     def padding(self) -> int:
-        """The id that stands where there is no token."""
-        known = [getattr(self.tokenizer, "pad_token_id", None), getattr(self.model.config, "pad_token_id", None), 0]
+        """The id that stands where there is no token: the model's, which looks for it itself (RoBERTa, decoders that classify)."""
+        known = [getattr(self.model.config, "pad_token_id", None), getattr(self.tokenizer, "pad_token_id", None), 0]
         size = self.model.get_input_embeddings().weight.shape[0]
         return next(int(each) for each in known if isinstance(each, int) and 0 <= each < size)
 

@@ -40,7 +40,7 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
 
 
 # the colours of the page and of the figures' heat maps (ColorBrewer's Blues), each with a mark for a terminal without colour
-SHADES = [(" ", ""), ("░", "black on #deebf7"), ("▒", "black on #9ecae1"), ("▓", "black on #4292c6"), ("█", "white on #08519c")]
+SHADES = [(" ", ""), ("░", "#000000 on #deebf7"), ("▒", "#000000 on #9ecae1"), ("▓", "#000000 on #4292c6"), ("█", "#ffffff on #08519c")]
 
 
 def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
