@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 import attnflow as af
@@ -68,6 +67,8 @@ def vision() -> None:
 
 def page() -> None:
     """The interactive page, light and dark, as a browser shows it."""
+    from playwright.sync_api import sync_playwright
+
     with TemporaryDirectory() as place, sync_playwright() as playwright:
         file = af.explain("the authors that the old man likes").save(Path(place) / "page.html")
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
