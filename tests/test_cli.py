@@ -224,6 +224,8 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         (["explain", "the key", "--target", "dual"], "unknown target 'dual'; choose from singular, plural"),
         (["explain", "the key", "--target", "2"], "target must be from 0 to 1"),
         (["explain", "the key", "--out", "x.docx"], "the ending must be one of"),
+        (["explain", "the key", "--layer", "2", "--out", "x.html"], "--layer and --words choose what the terminal shows"),
+        (["generate", "decoder", "the key", "--residual", "0.1", "--out", "x.html"], "a page shows every method and layer"),
         (["explain", "the key", "--open"], "--open shows a page in the browser, so it needs --out with a name that ends in .html"),
         (["explain", "the key", "--model", "no-such-model"], "cannot load no-such-model"),
         (["capture", "encoder", "", "--out", "x.npz"], "must not be empty"),

@@ -168,6 +168,7 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
         ({"methods": ["raw", "raw"]}, "each method must have a name of its own; got 'raw' twice"),
         ({"methods": {"raw": len}}, "a function with a name of its own"),
         ({"methods": [lambda example: [1.0]]}, "must give one number a token, 6 for"),
+        ({"methods": [lambda example: 1 / 0]}, "failed on ('the key to the cabinets', 'singular'): ZeroDivisionError"),
         ({"limit": 0}, "limit must be a whole number, at least 1; got 0"),
         ({"query": "last"}, "unknown query 'last'; choose from focal, max, mean, or a position"),
         ({"query": 99}, "position"),
@@ -191,7 +192,7 @@ def test_bad_options_are_one_clear_line(options: dict[str, Any], message: str) -
     ("content", "expected"),
     [
         ("the key\nthe keys\n", ["the key", "the keys"]),
-        ("the key\tsingular\r\n\r\nthe keys\t1\r\n", [("the key", "singular"), ("the keys", 1)]),
+        ("the key\tsingular\r\n\r\nthe keys\t1\r\n", [("the key", "singular"), ("the keys", "1")]),
         ("label\tsentence\nplural\tthe keys\n", [("the keys", "plural")]),
         ("\ufefftext\nthe keys\n", ["the keys"]),
         ("id\ttext\tlabel\n7\tthe keys\tplural\n", [("the keys", "plural")]),

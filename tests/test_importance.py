@@ -230,7 +230,10 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
         (lambda m: af.blank_out(m, TEXT, "dual"), "unknown target 'dual'; choose from singular, plural"),
         (lambda m: af.blank_out(m, TEXT, 2), "target must be from 0 to 1 for VerbNumber; got 2"),
         (lambda m: af.input_gradient(m, TEXT, -1), "target must be from 0 to 1 for VerbNumber; got -1"),
-        (lambda m: af.blank_out(m, TEXT, 0.5), "got list"),
+        (lambda m: af.blank_out(m, TEXT, 0.5), "target must be whole numbers; got 0.5"),
+        (lambda m: af.blank_out(m, TEXT, True), "target must be whole numbers; got True"),
+        (lambda m: af.blank_out(m, (TEXT, TEXT)), "several texts must be a list of them; got tuple"),
+        (lambda m: af.blank_out(m, TEXT, replacement=3.5), "replacement must be whole numbers; got 3.5"),  # type: ignore[arg-type]
         (lambda m: af.blank_out(m, [TEXT], [0, 1]), "targets must be one for all inputs or one for each; got 2 for 1 inputs"),
         (lambda m: af.blank_out(m, TEXT, replacement="zorb"), "replacement must be a token of the model's vocabulary"),
         (lambda m: af.blank_out(m, TEXT, replacement=10**9), "an id from 0 to"),
@@ -249,3 +252,43 @@ def test_bad_input_is_one_clear_line(call: Callable[[af.Model], Any], message: s
     with pytest.raises(af.AttnFlowError) as error:
         call(af.load("verb-number"))
     assert message in str(error.value)
+
+
+def test_targets_may_be_numbers_of_numpy_and_torch_and_names_come_before_numbers() -> None:
+    model = af.load("verb-number")
+    for target in (np.int64(1), torch.tensor(1).item(), "plural", "Plural", "1"):
+        assert af.blank_out(model, TEXT, target).target == "plural"
+    assert [each.target for each in af.blank_out(model, [TEXT, TEXT], np.array([0, 1]))] == ["singular", "plural"]
+    stars = build("distilbert")
+    before, stars.config.id2label = stars.config.id2label, {0: "1", 1: "2"}
+    try:
+        assert af.blank_out(af.Model(stars, word_tokenizer()), "the key", "1").target == "1"
+    finally:
+        stars.config.id2label = before
+
+
+def test_the_position_that_is_read_is_the_focal_one() -> None:
+    from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2ForTokenClassification
+
+    sizes = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    tagger = af.Model(GPT2ForTokenClassification(GPT2Config(**sizes)))
+    assert (tagger.reads(tagger.encode([5, 6, 7])), af.explain([5, 6, 7], model=tagger).position) == (2, 2)
+    classifier = af.Model(GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=2, eos_token_id=2)))
+    found = af.explain([5, 6, 7, 2], model=classifier)
+    assert found.position == 2  # what follows is padding, to this model
+    assert found.importance["input_gradient"].values[3] == 0
+    alone = af.Model(GPT2ForSequenceClassification(GPT2Config(**sizes)))  # without padding it takes one sequence at a time
+    assert len(af.evaluate(alone, [[5, 6, 7, 9], [5, 9, 8]], methods=["raw"], against=["blank_out"]).examples) == 2
+
+
+def test_gradients_are_computed_inside_inference_mode_and_warned_of_in_half_precision() -> None:
+    model = af.load("verb-number")
+    with torch.inference_mode():
+        assert af.input_gradient(model, TEXT).values.max() > 0
+    half = af.Model(build("distilbert"), word_tokenizer())
+    half.model.bfloat16()
+    try:
+        with pytest.warns(af.RoundingWarning):
+            af.input_gradient(half, "the key", reduce="sum")
+    finally:
+        half.model.float()

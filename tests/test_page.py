@@ -269,7 +269,7 @@ def test_heads_are_shown_one_by_one(visit: Open, small: af.Explanation) -> None:
     for head in (0, 7):
         tab.locator("#head").select_option(str(head))
         move_slider(tab, 2)
-        assert np.abs(table(tab)["Raw"] - small.attention.weights[1, head, small.position]).max() < CLOSE
+        assert np.abs(table(tab)[f"Raw (head {head})"] - small.attention.weights[1, head, small.position]).max() < CLOSE
     tab.locator("#head").select_option("mean")
     check_numbers(tab, small.raw.at(small.position, 2))
 
@@ -577,7 +577,7 @@ def test_drawings_are_saved_as_png_and_svg(visit: Open, small: af.Explanation, f
         assert "שלום" in texts
         assert "two↵lines" in texts
         assert "</script><i…" in texts
-        assert {each.tag.split("}")[1] for each in root.iter()} <= {"svg", "path", "circle", "rect", "text"}
+        assert {each.tag.split("}")[1] for each in root.iter()} <= {"svg", "title", "path", "circle", "rect", "text"}
 
 
 def test_the_frame_of_a_notebook_works_and_saves(visit: Open, small: af.Explanation) -> None:

@@ -55,7 +55,7 @@ def capture(model: Any, inputs: Any, *, heads: str | None = "mean", truncation: 
     many = are_many(inputs)
     encoded = [model.encode(each, truncation=truncation) for each in (inputs if many else [inputs])]
     found: dict[int, Attention] = {}
-    for batch in batches(encoded, batch_tokens):
+    for batch in batches(encoded, min(batch_tokens, model.batch_tokens) if model.batch_tokens == 1 else batch_tokens):
         attentions = capture_batch(model, [encoded[place] for place in batch], heads)
         found |= dict(zip(batch, attentions, strict=True))
     return [found[place] for place in range(len(encoded))] if many else found[0]

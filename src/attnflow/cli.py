@@ -23,6 +23,7 @@ from attnflow.methods import METHODS
 from attnflow.results import TokenAttention
 from attnflow.terminal import heat_strip, notes, print_explanation, print_table, printable
 
+PLAIN = (None, RESIDUAL, "", "sum", "rollout")  # options of generate that a page can do without
 DEMO = ("the key to the cabinets", "the keys to the cabinets")
 
 app = typer.Typer(
@@ -166,6 +167,10 @@ def generate(
         raise OptionError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
+    if out is not None and out.suffix.lower() == ".html" and (layer, residual, without, normalize, method) != PLAIN:
+        raise OptionError(
+            "a page shows every method and layer, not normalised; leave --method, --layer, --residual, --without, --normalize out"
+        )
     story = attnflow.generate(attnflow.load(model), prompt, max_new_tokens=max_new_tokens)
     options = {"residual": residual, "without": numbers(without), "normalize": None if normalize.lower() == "none" else normalize}
     with notes():
@@ -173,7 +178,12 @@ def generate(
     if layer is not None and layer not in result.layers:
         raise OptionError(f"layer must be from 1 to {len(result.layers)}; got {layer}")
     if out is not None:
-        show_page((story if out.suffix.lower() in (".html", *PICTURES) else result).save(out), open_it)
+        if out.suffix.lower() in PICTURES:
+            from attnflow import figures
+
+            figures.generation(result, layer).save(out)
+        else:
+            show_page((story if out.suffix.lower() == ".html" else result).save(out), open_it)
         return
     shown = result if keep_common else result.filtered()
     console = Console()
@@ -206,11 +216,13 @@ def explain(
     """Explain a prediction: what the model says of a text, and which tokens it looked at, by three methods."""
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
+    if out is not None and (layer is not None or words):
+        raise OptionError("--layer and --words choose what the terminal shows; a file holds every layer and token: leave them out")
     found = attnflow.explain(
         text,
         model=model,
         position=position,
-        target=int(target) if target is not None and target.isdecimal() else target,
+        target=target,
         importance=tuple(IMPORTANCES) if importance or target is not None or out is not None else (),
         residual=residual,
         normalize=None if normalize.lower() == "none" else normalize,

@@ -188,8 +188,7 @@ def label(token: str, drawable: set[int], longest: int) -> str:
     """One token as it is drawn."""
     text = str(token)
     bare = text.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n").strip(" ")
-    if text and not bare:
-        bare = "␣"
+    bare = bare or ("␣" if text else "∅")
     shown = ""
     for character in bare:
         invisible = unicodedata.category(character)[0] in "CZ" and character != " "
@@ -206,6 +205,8 @@ def token_ticks(ax: "Axes", tokens: Sequence[str], *, along: str = "x", chosen: 
     room = room_of(ax, along, len(names))
     step = max(1, ceil(LABEL / room - 0.35))
     places = list(range(0, len(names), step))
+    if chosen is not None and 0 <= chosen < len(names) and chosen not in places:
+        places[min(len(places) - 1, round(chosen / step))] = chosen  # the explained one is always named
     shown = [names[place] for place in places]
     if along == "y":
         ax.set_yticks(places, shown, parse_math=False)
@@ -298,19 +299,30 @@ def neighbouring(result: TokenAttention) -> list[int]:
     if not kept:
         raise OptionError(
             f"a graph needs neighbouring layers; this result has layers {listed(result.layers)}"
-            f" down to layer {result.bottom}: compute them with layers=range({result.bottom or 0} + 1, {max(known)} + 1)"
+            f" down to layer {result.bottom}: compute them with layers=range({(result.bottom or 0) + 1}, {max(known) + 1})"
         )
     return kept
 
 
-def edges_of(values: Floats, layers: Sequence[int], positions: Sequence[int], count: int | None) -> tuple["Numbers", Floats, str]:
-    """(layer, query, key) [edge, 3] and weight [edge] of the strongest edges, the weakest first, and a note where some are left out."""
+def edges_of(
+    values: Floats, layers: Sequence[int], positions: Sequence[int], count: int | None, always: int | None = None
+) -> tuple["Numbers", Floats, str]:
+    """(layer, query, key) [edge, 3] and weight [edge] of the strongest edges, the weakest first, and a note where some are left out.
+
+    always: a position whose edges are all kept.
+    """
     place, row, key = np.nonzero(values > FAINTEST * largest([values]))
     edges = np.stack([np.asarray(layers, int)[place], np.asarray(positions, int)[row], key], axis=1)
     weights = values[place, row, key]
-    order = np.argsort(weights, kind="stable")[-count if count else 0 :]
-    note = f"\nstrongest {count:,} of {np.count_nonzero(values):,} edges" if count is not None and count < len(edges) else ""
-    return edges[order], weights[order], note
+    order = np.argsort(weights, kind="stable")
+    if count is None or count >= len(edges):
+        return edges[order], weights[order], ""
+    kept = np.zeros(len(edges), bool)
+    kept[order[-count:]] = True
+    if always is not None:
+        kept |= edges[:, 1] == always
+    note = f"\nstrongest {count:,} of {np.count_nonzero(values):,} edges" + ("" if always is None else f", and all of position {always}")
+    return edges[order[kept[order]]], weights[order[kept[order]]], note
 
 
 def at(orientation: str, layer: int, position: int) -> tuple[float, float]:

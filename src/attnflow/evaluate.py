@@ -142,8 +142,10 @@ class Report:
                     "label": each.label,
                     "tokens": each.tokens,
                     "special": each.special,
-                    "scores": {name: np.asarray(values).tolist() for name, values in each.scores.items()},
-                    "importance": {name: np.asarray(values).tolist() for name, values in each.importance.items()},
+                    "scores": {
+                        name: [[defined(value) for value in row] for row in values.tolist()] for name, values in each.scores.items()
+                    },
+                    "importance": {name: [defined(value) for value in values.tolist()] for name, values in each.importance.items()},
                     "correlation": {
                         f"{method} against {name}": [defined(value) for value in found[:, place].tolist()]
                         for (name, method), found in self.correlations.items()
@@ -195,8 +197,10 @@ def evaluate(
     """
     model = model if isinstance(model, Model) else Model(model)
     job = Job(model, named(methods, METHODS, "method"), named(against, IMPORTANCES, "importance"), layers, query, residual, workers)
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise OptionError(f"limit must be a whole number, at least 1; got {limit!r}")
+    if limit is not None:
+        (limit,) = integers([limit], "limit")
+        if limit < 1:
+            raise OptionError(f"limit must be a whole number, at least 1; got {limit!r}")
     if isinstance(examples, str):
         raise OptionError("examples must be a list of texts, or of (text, label); got one text: put it in a list")
     chosen = list(islice(examples, limit))
@@ -231,8 +235,10 @@ class Job:
         residual: float,
         workers: int,
     ) -> None:
-        if query not in ("focal", "max", "mean") and (isinstance(query, str | bool) or not isinstance(query, int)):
+        if isinstance(query, str) and query not in ("focal", "max", "mean"):
             raise OptionError(f"unknown query {query!r}; choose from focal, max, mean, or a position")
+        if not isinstance(query, str):
+            (query,) = integers([query], "query")
         self.model, self.methods, self.against = model, methods, against
         self.query, self.residual, self.workers = query, residual, workers
         self.wanted = layers
@@ -284,7 +290,7 @@ class Job:
         """[layer, token] of one method at the position (or over the positions) that the query says."""
         if not self.layers:
             found = range(1, graph.depth + 1) if self.wanted is None else self.wanted
-            self.layers = tuple(integers([found] if isinstance(found, int) else list(found), "layers"))
+            self.layers = tuple(dict.fromkeys(integers(found, "layers")))
         position = self.model.focal(encoded, causal=graph.causal) if self.query == "focal" else self.query
         positions = None if position in ("max", "mean") else [position]
         options = {"workers": self.workers} if name == "flow" else {}
@@ -295,7 +301,7 @@ class Job:
         return reduced
 
 
-def read_examples(path: str | os.PathLike[str], model: Model) -> list[Any]:
+def read_examples(path: str | os.PathLike[str], model: Model, limit: int | None = None) -> list[Any]:
     """Texts, or (text, label), from a file: one a line, the label after a tab; a header (text or sentence, and label) may name the columns.
 
     What the model cannot take is refused by file and line.
@@ -316,10 +322,10 @@ def read_examples(path: str | os.PathLike[str], model: Model) -> list[Any]:
         if len(cells) != width:
             raise FileError(f"{path}, line {number}: {width} columns are needed, as in the first line; got {len(cells)}")
         given = cells[label].strip() if width > 1 else None
-        target = int(given) if given is not None and given.isdecimal() and len(given) < 10 else given
-        example = cells[text] if target is None else (cells[text], target)
-        check_example(model, f"{path}, line {number}", cells[text], target)
-        found.append(example)
+        check_example(model, f"{path}, line {number}", cells[text], given)
+        found.append(cells[text] if given is None else (cells[text], given))
+        if len(found) == limit:
+            break
     if not found:
         raise FileError(f"{path} holds no examples: a text a line is needed, and its label after a tab where there is one")
     return found
@@ -390,15 +396,20 @@ def check_example(model: Model, place: str, text: Any, label: Any) -> None:
 
 def own(scorer: Scorer, name: str, encoded: Encoded, example: Any) -> Floats:
     """What a function of the user's says of an example, if it is one number a token."""
-    values = np.asarray(scorer(example), dtype=np.float64)
+    try:
+        values = np.asarray(scorer(example), dtype=np.float64)
+    except AttnFlowError:
+        raise
+    except Exception as error:
+        raise OptionError(f"{name} failed on {example!r}: {type(error).__name__}: {error}") from error
     if values.shape != (len(encoded.tokens),):
         raise OptionError(f"{name} must give one number a token, {len(encoded.tokens)} for {example!r}; got shape {values.shape}")
     return values
 
 
 def defined(value: Any) -> Any:
-    """JSON has no word for what is not a number."""
-    return None if isinstance(value, float) and np.isnan(value) else value
+    """JSON has no word for what is not a number, or not finite."""
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -15,7 +15,7 @@ from attnflow.attention import Attention
 from attnflow.capture import capture
 from attnflow.errors import OptionError, SaturationWarning
 from attnflow.files import PICTURES, Writer, by_ending, known_ending, write_csv
-from attnflow.graph import RESIDUAL
+from attnflow.graph import RESIDUAL, integers
 from attnflow.importance import IMPORTANCES, Importance
 from attnflow.loading import BUNDLED, load
 from attnflow.methods import flow, raw, rollout
@@ -172,6 +172,7 @@ def explain(
     graph = attention.graph(residual=residual)
     if position is None:
         position = model.focal(encoded, causal=graph.causal)
+    (position,) = integers([position], "position")
     if position not in graph.kept:
         raise OptionError(f"position must be from 0 to {graph.size - 1}; got {position}")
     every = range(1, graph.depth + 1)

@@ -74,7 +74,9 @@ def attention_graph(
     if layer is not None and (position is None or layer not in layers):
         raise OptionError(f"layer chooses a node together with position, in the layers drawn ({listed(layers)}); got {layer=}, {position=}")
     values = np.stack([result.values[result.layers.index(each)] for each in layers])  # [layer, query, key]
-    edges, weights, note = edges_of(values, layers, result.positions, chosen_count(strongest, size))
+    edges, weights, note = edges_of(values, layers, result.positions, chosen_count(strongest, size), position)
+    if len(result.positions) < size:
+        note += f"\nposition{'s' * (len(result.positions) != 1)} {listed(result.positions)} only"
     depth = max(layers) - min(layers) + 1
     ax = paper(*graph_size(depth, result.tokens, orientation)).subplots() if ax is None else given_axes(ax, 1)[0]
     front = np.zeros(len(edges), bool) if position is None else edges[:, 1] == position
@@ -156,8 +158,12 @@ def flow_paths(max_flow: MaxFlow, *, orientation: str = "up", strongest: int | N
     width, height = graph_size(len(layers), max_flow.tokens, orientation)
     ax = paper(width, height + 0.3).subplots() if ax is None else given_axes(ax, 1)[0]
     scale = largest([weights])
-    cut = np.array(max_flow.cut, dtype=int).reshape(-1, 3)
-    full = np.array([max_flow.edges[layer - lower - 1, query, key] for layer, query, key in max_flow.cut])
+    count = chosen_count(strongest, size)
+    limiting = (
+        sorted(max_flow.cut, key=lambda edge: -max_flow.edges[edge[0] - lower - 1, edge[1], edge[2]])[:count] if count else max_flow.cut
+    )
+    cut = np.array(limiting, dtype=int).reshape(-1, 3)
+    full = np.array([max_flow.edges[layer - lower - 1, query, key] for layer, query, key in limiting])
     thick, dashes = thickness(size), (0, (2.2, 1.1))
     lines: dict[str, Any] = {"thickest": thick, "thinnest": 0.25 * thick}
     artists: dict[str, Any] = {
@@ -167,7 +173,7 @@ def flow_paths(max_flow: MaxFlow, *, orientation: str = "up", strongest: int | N
     }
     ends = np.array([at(orientation, *max_flow.source), at(orientation, *max_flow.target)])
     artists["ends"] = ax.scatter(ends[:, 0], ends[:, 1], s=34, facecolor="white", edgecolor="black", linewidth=1.2, zorder=4)
-    names = ["flow", f"minimum cut ({len(cut)} edge{'s' * (len(cut) != 1)})"]
+    names = ["flow", f"minimum cut ({len(max_flow.cut):,} edge{'s' * (len(max_flow.cut) != 1)})"]
     keys = [ax.plot([], [], color=COLOURS["flow"], lw=2)[0], ax.plot([], [], color=MARKED, lw=2, ls=dashes)[0]]
     ax.legend(keys, names, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
     ax.set_title(title + note, parse_math=False, pad=18)

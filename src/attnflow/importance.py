@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.errors import OptionError, RoundingWarning
-from attnflow.graph import Floats
+from attnflow.graph import Floats, integers
 from attnflow.models import Encoded, Model, are_many, batches, evaluating
 from attnflow.results import join_subwords, words_of
 
@@ -136,7 +136,7 @@ def input_gradient(
 
         handle = model.model.get_input_embeddings().register_forward_hook(keep)
         try:
-            with evaluating(model.model), torch.enable_grad():
+            with torch.inference_mode(False), evaluating(model.model), torch.enable_grad():
                 logits = model.logits(model.batch(chosen), [model.reads(each, position) for each in chosen])  # [sequence, class]
                 probabilities = model.probabilities(logits)
                 aims = targets_of(model, probabilities, [targets[place] for place in batch])
@@ -145,7 +145,8 @@ def input_gradient(
         finally:
             handle.remove()
         scores = REDUCTIONS[reduce](gradient.double(), embedded[0].detach().double()).cpu().numpy()
-        if reduce == "sum" and (np.abs(scores) <= ROUNDING * REDUCTIONS["norm"](gradient.double(), None).cpu().numpy()).all():
+        rounding = ROUNDING * max(1.0, torch.finfo(gradient.dtype).eps / torch.finfo(torch.float32).eps / 100)
+        if reduce == "sum" and (np.abs(scores) <= rounding * REDUCTIONS["norm"](gradient.double(), None).cpu().numpy()).all():
             warnings.warn(
                 f"the gradient of {model.name} sums to zero over the embedding axis, because a layer norm reads the embedding:"
                 " what reduce='sum' gives is rounding error; use reduce='norm'",
@@ -200,10 +201,11 @@ def replacement_of(model: Model, replacement: int | str | None) -> int | None:
         if replacement not in vocabulary:
             raise OptionError(f"replacement must be a token of the model's vocabulary, its id, or 'attention'; got {replacement!r}")
         replacement = int(vocabulary[replacement])
+    (replacement,) = integers([replacement], "replacement")
     size = model.model.get_input_embeddings().weight.shape[0]
-    if isinstance(replacement, bool) or not 0 <= replacement < size:
+    if not 0 <= replacement < size:
         raise OptionError(f"replacement must be a token, 'attention', or an id from 0 to {size - 1}; got {replacement!r}")
-    return int(replacement)
+    return replacement
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ Folder = Annotated[Path, typer.Option(readable=False, metavar="FOLDER", help="Th
 VerbNumber = Annotated[str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
-Text = Annotated[str, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)]
+Text = Annotated[str | None, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)]
 AnyModel = Annotated[str, typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow.")]
 Picture = Annotated[Path, typer.Option(readable=False, metavar="FILE", help="The picture to write: .png, .svg or .pdf.")]
 Reduce = Annotated[str, typer.Option(help="A token's gradient as one number: norm, times_input, or sum, as the authors did.")]
@@ -132,19 +132,19 @@ def table3(
 
 
 @reproduce.command()
-def figure1(text: Text = "", model: AnyModel = BUNDLED, out: Picture = Path("figure1.png")) -> None:
+def figure1(text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure1.png")) -> None:
     """Figure 1: raw attention, rollout and flow as graphs, side by side."""
     from attnflow.paper import pictures
 
-    draw(lambda: pictures.figure_1(text or pictures.SENTENCE, model=model), out)
+    draw(lambda: pictures.figure_1(pictures.SENTENCE if text is None else text, model=model), out)
 
 
 @reproduce.command()
-def figure2(text: Text = "", model: AnyModel = BUNDLED, out: Picture = Path("figure2.png")) -> None:
+def figure2(text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure2.png")) -> None:
     """Figure 2: raw attention of the focal position in each layer."""
     from attnflow.paper import pictures
 
-    draw(lambda: pictures.figure_2(text or pictures.SENTENCE, model=model), out)
+    draw(lambda: pictures.figure_2(pictures.SENTENCE if text is None else text, model=model), out)
 
 
 @reproduce.command()
@@ -225,7 +225,7 @@ def evaluate_command(
     loaded = load(model)
     report = evaluate(
         loaded,
-        read_examples(file, loaded),
+        read_examples(file, loaded, limit),
         methods=methods.replace(",", " ").split(),
         against=against.replace(",", " ").split(),
         layers=chosen,

@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnflow.errors import CaptureError, MissingExtraError, OptionError
+from attnflow.graph import integers
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +104,12 @@ class Model:
         known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**7]
         return min(known) if known and not self.is_vision else None
 
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether a model predicts where its input ends: language models that generate, and token classifiers on such a decoder."""
+        decoders = ("GPT", "Llama", "Mistral", "Qwen", "Gemma", "Phi", "OPT", "Bloom", "Falcon")
+        return self.task == "causal LM" or (self.task == "token classification" and self.name.startswith(decoders))
+
     @property
     def batch_tokens(self) -> int:
         """How many tokens to run together: as many as a CPU's cache likes, fewer where every token has scores for a large vocabulary."""
@@ -141,7 +149,9 @@ class Model:
         longest = self.longest
         if longest is not None and len(found) > longest:
             if not truncation:
-                raise OptionError(f"this model takes at most {longest} tokens; got {len(found)}: pass truncation=True to cut the rest off")
+                raise OptionError(
+                    f"this model takes at most {longest} tokens; got {len(found)}: pass truncation=True (--truncation) to cut the rest off"
+                )
             if isinstance(value, str):
                 encoded = self.tokenizer(value, truncation=True, max_length=longest)
                 found = list(encoded["input_ids"])
@@ -218,6 +228,9 @@ class Model:
             ends = [place for place, each in enumerate(encoded.ids) if each == self.model.config.eos_token_id]
             last = len(encoded.decoder_ids) - 1
             return len(encoded.ids) + (ends[-1] if self.task == "sequence classification" and ends else last)
+        if causal and self.task == "sequence classification":  # decoders read the last token that is no padding
+            padding = getattr(self.model.config, "pad_token_id", None)
+            return max((place for place, each in enumerate(encoded.ids) if each != padding), default=len(encoded.ids) - 1)
         return len(encoded.tokens) - 1 if causal else 0
 
     @cached_property
@@ -250,7 +263,7 @@ class Model:
             return 0
         offset = len(encoded.ids) if self.is_encoder_decoder else 0
         size = len(encoded.decoder_ids if self.is_encoder_decoder else encoded.ids)
-        chosen = self.focal(encoded, causal=self.task == "causal LM") - offset if position is None else position
+        chosen = self.focal(encoded, causal=self.is_causal) - offset if position is None else position
         if not 0 <= chosen < size:
             raise OptionError(f"position must be from 0 to {size - 1}; got {position}")
         return chosen
@@ -281,9 +294,11 @@ class Model:
             found = found or self._tokens_of(target)
             if len(found) == 1:
                 return found[0]
+            if target.isdecimal() and len(target) < 10:  # no name, so a number
+                return self.target(int(target))
             known = f"choose from {', '.join(labels.values())}" if labels else "it must be one token of the model's vocabulary"
             raise OptionError(f"unknown target {target!r}; {known}")
-        (number,) = token_ids([target])
+        (number,) = integers([target], "target")
         if not 0 <= number < size:
             raise OptionError(f"target must be from 0 to {size - 1} for {self.name}; got {target}")
         return number
@@ -371,15 +386,18 @@ def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]
 
 def token_ids(value: Any) -> list[int]:
     """Token ids from a list, an array or a tensor of whole numbers, of one sequence."""
+    given = value
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Iterable):
         value = list(value)
         if len(value) == 1 and isinstance(value[0], list):
             value = value[0]
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+        if all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
             return [int(each) for each in value]
-    raise OptionError(f"an input must be a text or token ids; got {type(value).__name__}")
+        if all(isinstance(each, str) for each in value):
+            raise OptionError(f"several texts must be a list of them; got {type(given).__name__}: put them in a list")
+    raise OptionError(f"an input must be a text or token ids; got {type(given).__name__}")
 
 
 def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":

@@ -41,6 +41,7 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
 
 # the colours of the page and of the figures' heat maps (ColorBrewer's Blues), each with a mark for a terminal without colour
 SHADES = [(" ", ""), ("░", "#000000 on #deebf7"), ("▒", "#000000 on #9ecae1"), ("▓", "#000000 on #4292c6"), ("█", "#ffffff on #08519c")]
+ASCII = {" ": " ", "░": ".", "▒": ":", "▓": "+", "█": "#"}
 
 
 def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
@@ -54,7 +55,8 @@ def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float])
 
 
 def printable(token: str) -> str:
-    return token if token.isprintable() else token.encode("unicode_escape").decode()
+    """A token as a terminal may show it: what is no character to be seen is escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in token)
 
 
 @contextmanager
@@ -100,4 +102,6 @@ def scale(console: Console, indent: int) -> Text:
 def shaded(console: Console, text: str, shade: tuple[str, str]) -> Text:
     """A text in its colour, or followed by its mark on a terminal without colour."""
     mark, style = shade
-    return Text(f"{text}{mark}") if console.color_system is None else Text(f" {text} ", style=style)
+    if console.color_system is not None and not console.no_color:
+        return Text(f" {text} ", style=style)
+    return Text(f"{text}{mark if console.encoding.lower().startswith('utf') else ASCII[mark]}")

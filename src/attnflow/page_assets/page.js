@@ -52,6 +52,11 @@ const METHODS = {
   input_gradient: ["Input gradient", "How steeply the probability changes with the token's embedding."],
   all: ["Side by side", "Every method at this position, each coloured from 0 to its own largest number."],
 };
+const NORMALISED = {
+  sum: "Rows of token attention sum to 1.",
+  receptive_field: "Token attention is relative to what attention without preference would give (receptive field); lines in the graph are plain rollout.",
+  none: "Token attention is not normalised: flow is the maximum flow itself.",
+};
 const importance = new Map(data.importance.map((each) => [each.name, each]));
 const methods = ["raw", "rollout", "flow"].filter((name) => weights ? name !== "flow" || given.flow : given[name]);
 methods.push(...importance.keys());
@@ -165,7 +170,7 @@ function pathsOf(mass, layer, bottom, widest) {
 
 /** One row of the graph: the weights with the residual; for raw attention the weights alone. */
 function edgeRow(layer, query) {
-  const row = rawRow(layer, query, state.method === "raw" ? state.head : null).slice();
+  const row = rawRow(layer, query, headShown()).slice();
   if (state.method === "raw") return row;
   for (let key = 0; key < size; key++) row[key] *= 1 - residual;
   row[query] += residual;
@@ -217,7 +222,10 @@ const layerName = (layer) => (data.layers ? data.layers[layer - 1] : String(laye
 const layerPhrase = (layer) => (data.layers ? layerName(layer) : `layer ${layer}`);
 
 /** As many digits as the largest number beside it asks for. */
-const number = (value, most = 1) => value.toFixed(most >= 0.05 || most === 0 ? 3 : most >= 0.005 ? 4 : most >= 0.0005 ? 5 : 7);
+const number = (value, most = 1) => (most !== 0 && (most < 5e-5 || most >= 1e4)
+  ? value.toExponential(2)
+  : value.toFixed(most >= 0.05 || most === 0 ? 3 : most >= 0.005 ? 4 : most >= 0.0005 ? 5 : 6));
+const chance = (probability) => (probability >= 0.9995 && probability < 1 ? "above 0.999" : number(probability));
 
 const RAMPS = {
   light: ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"],
@@ -257,7 +265,9 @@ const current = () => ({ layer: state.layer, position: state.position });
 const focus = () => (state.pinned ? current() : state.hover ?? current());
 const isOff = (key) => (!state.common && data.common[key]) || (!state.special && data.special[key]);
 const isOn = (key) => !isOff(key);
-const focusRow = (method, node) => rowOf(method, node.layer, node.position, method === "raw" ? state.head : null);
+const headShown = () => (state.method === "raw" ? state.head : null); // one head is looked at on its own tab only
+const focusRow = (method, node) => rowOf(method, node.layer, node.position, method === "raw" ? headShown() : null);
+const titled = (method) => label(method) + (method === "raw" && headShown() !== null ? ` (head ${headShown()})` : "");
 const mainMethod = () => (state.method === "all" ? "rollout" : state.method);
 
 /** The largest number of a row among the tokens that are on. */
@@ -342,10 +352,9 @@ function nodePhrase({ layer, position }) {
 
 function paintTitle(node) {
   const method = mainMethod(), each = importance.get(state.method), row = focusRow(method, node), most = row ? mostOf(row) : 0;
-  const head = method === "raw" && state.head !== null ? ` (head ${state.head})` : "";
-  byId("tokens-title").textContent = each ? label(state.method) : `${label(state.method)}${head}: ${nodePhrase(node)}`;
+  byId("tokens-title").textContent = each ? label(state.method) : `${titled(state.method)}: ${nodePhrase(node)}`;
   byId("most").textContent = state.method === "all" ? "largest" : number(most, most);
-  const watched = each ? ` Watched: ${isolated(visible(each.target))}, probability ${number(each.probability)}.` : "";
+  const watched = each ? ` Watched: ${isolated(visible(each.target))}, probability ${chance(each.probability)}.` : "";
   byId("meaning").textContent = (METHODS[state.method] ?? ["", ""])[1] + watched;
   const note = noteOf(node);
   byId("note").hidden = !note;
@@ -435,7 +444,7 @@ function canvasOf({ width, height, draw }, canvas, scale) {
 // ---- the two drawings ----------------------------------------------------------------------------------------------------
 
 const SVG_EDGES = 2000; // a graph with more edges is drawn on canvas
-const [LEFT, ROW_NAME] = data.layers || importance.size || isGeneration ? [108, 15] : [76, 9], RIGHT = 28; // pixels, characters, pixels
+const [LEFT, ROW_NAME] = data.layers ? [132, 17] : importance.size || isGeneration ? [108, 15] : [76, 9], RIGHT = 28; // pixels, characters, pixels
 
 /** Where columns stand: x of each token, and how its label is written. */
 function columnsOf(count, room) {
@@ -449,7 +458,7 @@ function columnsOf(count, room) {
 /** The tokens below their columns; where they would overlap, those of the largest numbers. */
 function drawLabels(pen, columns, y, row, marked) {
   const { ink, muted } = INKS[theme()], best = new Set(largest(row ?? [], 4, isOn)), free = [];
-  const order = columns.style === "few" ? largest(row ?? [], 60, isOn) : Array.from({ length: columns.count }, (_, i) => i);
+  const order = columns.style === "few" ? [...(marked < 0 ? [] : [marked]), ...largest(row ?? [], 60, isOn)] : Array.from({ length: columns.count }, (_, i) => i);
   for (const place of order) {
     const x = columns.x(place);
     if (columns.style === "few" && free.some((other) => Math.abs(other - x) < 13)) continue;
@@ -520,7 +529,7 @@ function rawMasses({ layer, position }) {
 
 /** The rows of the heat map, topmost first: [{name, values, layer?, position?}]. */
 function mapRows() {
-  const head = state.method === "raw" ? state.head : null;
+  const head = headShown();
   if (state.method === "all") return methods.map((method) => ({ name: label(method), values: focusRow(method, current()) }));
   if (importance.has(state.method)) return [...importance.keys()].map((method) => ({ name: label(method), values: rowOf(method, 1, 0, null) }));
   if (isGeneration && state.rows === "generated") {
@@ -588,7 +597,7 @@ function paintMap() {
   canvasOf(figure, stage.querySelector("canvas") ?? stage.appendChild(canvasElement()), devicePixelRatio || 1);
   const attention = !importance.has(state.method) && state.method !== "all", byToken = isGeneration && state.rows === "generated";
   const over = attention ? (byToken ? `generated tokens, ${layerPhrase(state.layer)}` : `all layers, position ${state.position} ${quoted(state.position)}`) : "methods";
-  byId("map-title").textContent = `Heat map: ${attention ? label(state.method).toLowerCase() + ", " : ""}${over}`;
+  byId("map-title").textContent = `Heat map: ${attention ? titled(state.method).toLowerCase() + ", " : ""}${over}`;
   byId("map-caption").textContent = "Each row is coloured from 0 to its own largest number." + (attention ? " A click on a row goes there." : "");
 }
 
@@ -614,7 +623,7 @@ function sentence(node) {
 
 function paintNumbers(node) {
   const row = focusRow(mainMethod(), node), best = row ? largest(row, 10, isOn) : [], most = best.length ? row[best[0]] : 0;
-  byId("numbers-title").textContent = importance.has(state.method) ? label(state.method) : `${label(mainMethod())}, ${nodePhrase(node)}`;
+  byId("numbers-title").textContent = importance.has(state.method) ? label(state.method) : `${titled(mainMethod())}, ${nodePhrase(node)}`;
   byId("numbers-list").replaceChildren(...best.map((key) => {
     const item = element("li"), name = element("span", "name", names[key]);
     name.title = tokens[key];
@@ -649,7 +658,7 @@ function paintTables() {
   const row = focusRow(mainMethod(), current()), all = Array.from({ length: keys }, (_, i) => i).filter(isOn);
   const places = keys <= MANY ? all : row ? largest(row, TABLE_ROWS, isOn) : all.slice(0, TABLE_ROWS);
   byId("tables-caption").textContent = places.length < all.length ? `The ${places.length} largest of ${all.length} tokens, by ${label(mainMethod()).toLowerCase()}.` : "";
-  const columns = methods.map((method) => ({ name: label(method), values: focusRow(method, current()) }));
+  const columns = methods.map((method) => ({ name: titled(method), values: focusRow(method, current()) }));
   fillTable("methods-table", `All methods: ${nodePhrase(current())}`, columns, places);
   byId("map-table").parentElement.hidden = state.method === "all"; // it would be the same again
   fillTable("map-table", byId("map-title").textContent, mapRows(), places);
@@ -712,6 +721,14 @@ function choose(changes) {
   if ("layer" in changes || "position" in changes) state.cursor = current();
   if (rebuild) buildStrips();
   paint();
+  if ("position" in changes) showNode();
+}
+
+/** Scroll the graph so that the explained node is in it. */
+function showNode() {
+  if (!weights) return;
+  const box = byId("graph"), x = drawn.graph.columns.x(state.position);
+  if (x < box.scrollLeft + LEFT || x > box.scrollLeft + box.clientWidth - RIGHT) box.scrollLeft = x - box.clientWidth / 2;
 }
 
 function pin(node) {
@@ -762,7 +779,7 @@ function listenToGraph() {
   cursor.addEventListener("blur", () => { state.hover = null; paintSoon(); });
   cursor.addEventListener("keydown", (event) => {
     const moves = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -size], End: [0, size], PageUp: [depth, 0], PageDown: [-depth, 0] };
-    if (!moves[event.key]) return;
+    if (!moves[event.key] || event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own keys stay its own
     event.preventDefault();
     moveCursor(...moves[event.key]);
   });
@@ -791,7 +808,7 @@ function rove(box, items, act) {
   box.addEventListener("keydown", (event) => {
     const all = items(), at = all.indexOf(event.target);
     const to = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 }[event.key];
-    if (at < 0 || to === undefined) return;
+    if (at < 0 || to === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     const target = all[Math.max(0, Math.min(all.length - 1, to))];
     all.forEach((each) => { each.tabIndex = each === target ? 0 : -1; });
@@ -848,8 +865,9 @@ function save(name, kind) {
   const whole = { ...figure, draw: (pen) => { pen.rect(0, 0, figure.width, figure.height, paper); figure.rest?.(pen); figure.draw(pen); } };
   const file = `attnflow-${name}-${state.method}.${kind}`;
   if (kind === "png") return canvasOf(whole, element("canvas"), 2).toBlob((blob) => download(blob, file), "image/png");
-  const svg = newSvg(whole);
-  whole.draw(new SvgPen(svg));
+  const svg = newSvg(whole), pen = new SvgPen(svg);
+  pen.add("title", {}, byId(name === "graph" ? "tokens-title" : "map-title").textContent);
+  whole.draw(pen);
   download(new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" }), file);
 }
 
@@ -874,10 +892,10 @@ function buildHeader() {
   byId("kicker").textContent = ["attnflow", data.model, counts, `${depth} layers`].filter(Boolean).join(" · ");
   const [name, probability] = data.prediction ?? [isGeneration ? "What each generated token looked at" : "Token attention", null];
   byId("title").textContent = shortened(visible(name), 80) + (probability === null ? "" : " ");
-  if (probability !== null) byId("title").append(element("small", "", `with probability ${number(probability)}`));
-  byId("subtitle").textContent = shortened(data.text, 400);
+  if (probability !== null) byId("title").append(element("small", "", `with probability ${chance(probability)}`));
+  byId("subtitle").textContent = data.text && shortened(visible(data.text), 400);
   document.title = `attnflow: ${shortened(visible(data.text || name), 60)}`;
-  const notes = [...data.notes, `Residual ${residual}. Numbers are right to 0.001; they travel in this file as 16-bit floats.`];
+  const notes = [...data.notes, ...(isGeneration ? [] : [NORMALISED[data.normalize] ?? NORMALISED.none]), `Residual ${residual}. Numbers are right to 0.001; they travel in this file as 16-bit floats.`];
   byId("notes").replaceChildren(...notes.map((note) => element("li", "", note)));
 }
 
@@ -906,5 +924,6 @@ listenToTokens();
 listenToMap();
 if (weights) listenToGraph();
 paint();
+showNode();
 document.body.dataset.ready = Math.round(performance.now());
 })();

@@ -100,6 +100,7 @@ def full_row(path: Path, number: int, cells: Sequence[str], places: Sequence[int
 
 
 def sentence(path: Path, number: int, words: Sequence[str], label: str, attractors: int | None) -> Sentence:
+    label = label.strip()
     if label not in NUMBERS:
         raise FileError(f"{path}, line {number}: the verb must be VBZ or VBP; got {label!r}")
     if not words:

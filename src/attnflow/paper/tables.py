@@ -113,10 +113,14 @@ class Table:
                 values = [f"{row[start]:.2f} ± {row[start + 1]:.2f}" for row in found if row[0] == method]
                 table.append([name, method, *values, str(examples or len(self.report.examples))])
         lines += markdown(["", "method", *(f"layer {layer}" for layer in self.printed.layers), "n"], table)
+        interrupted = f"Interrupted after {len(self.report.examples)} of {self.report.asked} sentences. "
+        partial = interrupted if len(self.report.examples) < self.report.asked else ""
+        if any(name.endswith(", sum") for name in self.report.against):
+            partial += "The sum of a gradient is rounding error where a layer norm reads the embedding. "
         undefined = max((row[9] for row in found), default=0)
         lines += [
             "",
-            f"Spearman's rank correlation with {', '.join(self.report.against)}, mean ± standard deviation over sentences;"
+            f"{partial}Spearman's rank correlation with {', '.join(self.report.against)}, mean ± standard deviation over sentences;"
             f" query: {self.report.query};"
             f" model: {self.report.model}; sentences: {self.data}; undefined and so left out of the mean: {undefined} at most.",
             "",
@@ -161,7 +165,8 @@ def verb_number_table(
         raise OptionError(f"{name} is of a verb-number model, as attnflow train verb-number makes it; got {loaded.name}")
     report = evaluate(loaded, [(each.text, each.label) for each in chosen], against=against(loaded, printed, reduce), limit=limit)
     source = f"test side of {', '.join(path.name for path in data)}" if data else "attnflow's own grammar, with 0, 1 and 2 attractors"
-    return Table(printed, report, f"{source}; accuracy {accuracy(loaded, chosen):.3f}", command or command_line())
+    done = chosen[: len(report.examples)]
+    return Table(printed, report, f"{source}; accuracy {accuracy(loaded, done):.3f}", command or command_line())
 
 
 def sentiment_table(
@@ -179,7 +184,11 @@ def sentiment_table(
     loaded = load(model)
     limit = printed.examples if limit is None else limit
     yardstick = against(loaded, printed, reduce)
-    report = evaluate(loaded, sentences, against=yardstick, layers=printed.layers, limit=limit, query=query)
+    depth = getattr(loaded.model.config, "num_hidden_layers", 6)
+    if depth < max(printed.layers):
+        raise OptionError(f"table 3 shows layers {', '.join(map(str, printed.layers))}; this model has {depth}")
+    chosen = [pair for pair in sentences if len(loaded.encode(pair[0], truncation=True).ids) < (loaded.longest or 10**9)]
+    report = evaluate(loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, query=query)
     return Table(printed, report, data, command or command_line())
 
 
