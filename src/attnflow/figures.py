@@ -304,7 +304,7 @@ def overlay(
     shown = max(result.layers) if layer is None else layer
     ax.set_title(f"{method_title(result.method)} of {name}, layer {shown}", parse_math=False)
     bar = colour_bar([drawn], [ax])
-    bar.solids.set_alpha(1.0)
+    bar.solids.set_alpha(opacity)  # as the map has it
     return Drawing(figure_of(ax), (ax,), {"image": picture, "map": drawn, "bar": bar})
 
 

@@ -39,12 +39,11 @@ class Sentence:
 def read_agreement(paths: Iterable[Path]) -> list[Sentence]:
     """All sentences of files (numpred.*, or the full corpus as .tsv or .tsv.gz) and of folders that hold such files."""
     found: list[Sentence] = []
-    for path in paths:
-        for file in files_of(path):
-            rows = list(read_file(file))
-            if not rows:
-                raise FileError(f"{file} is empty: rows such as 'VBZ', a tab, and the words before the verb are needed")
-            found += rows
+    for file in dict.fromkeys(file for path in paths for file in files_of(path)):  # each once, however often it is named
+        rows = list(read_file(file))
+        if not rows:
+            raise FileError(f"{file} is empty: rows such as 'VBZ', a tab, and the words before the verb are needed")
+        found += rows
     return found
 
 

@@ -86,8 +86,8 @@ def train_verb_number(
     size: another than the paper's; its vocabulary is that of the data all the same.
     """
     paths = list(data)
-    claim(out, resume)  # again in `train`; here it spares the reading
     sides = split(read_agreement(paths))
+    claim(out, resume)  # again in `train`; here it spares the rest
     recipe = Recipe() if steps is None else Recipe(steps=steps)
     vocabulary, lexicon = build_vocabulary(sides["train"]), build_lexicon(sides["train"])
     model = new_model(vocabulary, lexicon, recipe, seed, size)
