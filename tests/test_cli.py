@@ -44,8 +44,10 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--version").stdout.strip() == f"attnflow {af.__version__}"
     helped = run("--help")
     assert helped.returncode == 0
-    for command in ("raw", "rollout", "flow", "capture", "generate", "explain", "evaluate", "train", "reproduce", "demo"):
+    for command in ("raw", "rollout", "flow", "capture", "generate", "explain", "evaluate", "corpus", "train", "reproduce", "demo"):
         assert command in helped.stdout
+        assert inside(monkeypatch, *command.split(), "--help") == 0
+    for command in ("corpus run", "corpus status", "corpus verify", "corpus evaluate", "corpus top"):
         assert inside(monkeypatch, *command.split(), "--help") == 0
     for command in ("train verb-number", "train sentiment", "reproduce table1", "reproduce table2", "reproduce table3"):
         assert inside(monkeypatch, *command.split(), "--help") == 0

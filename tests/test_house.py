@@ -13,7 +13,7 @@ from attnflow import progress
 
 SOURCE = Path(af.__file__).parent
 ROOT = Path(__file__).parent.parent
-HEAVY = ["torch", "transformers", "numba", "scipy.stats", "matplotlib", "pandas", "rich", "typer"]
+HEAVY = ["torch", "transformers", "numba", "scipy.stats", "matplotlib", "pandas", "pyarrow", "rich", "typer"]
 # from top to bottom; a file imports only from files above it
 HOUSE = [
     "errors",
@@ -35,12 +35,18 @@ HOUSE = [
     "importance",
     "evaluate",
     "explain",
+    "corpus_input",
+    "corpus_shard",
+    "corpus_folder",
+    "corpus",
+    "corpus_table",
     "figure_graphs",
     "figures",
     "page",
     "paper",
     "terminal",
     "lab",
+    "corpus_cli",
     "cli",
     "__main__",
 ]
@@ -133,7 +139,7 @@ def test_what_ships_is_typed_and_has_its_model() -> None:
 
 def test_every_public_function_has_a_runnable_example() -> None:
     functions = [af.raw, af.rollout, af.flow, af.max_flow, af.capture, af.record, af.generate, af.load]
-    functions += [af.blank_out, af.input_gradient, af.evaluate, af.explain]
+    functions += [af.blank_out, af.input_gradient, af.evaluate, af.explain, af.explain_corpus, af.read_corpus]
     for function in (*functions, af.Attention, af.AttentionGraph, af.TokenAttention, af.Model, af.Attention.graph):
         assert ">>>" in (function.__doc__ or ""), function
 

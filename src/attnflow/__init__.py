@@ -8,6 +8,8 @@ array([0.6875, 0.3125])
 
 from attnflow.attention import Attention
 from attnflow.capture import capture
+from attnflow.corpus import explain_corpus
+from attnflow.corpus_table import read_corpus
 from attnflow.errors import (
     AttnFlowError,
     CaptureError,
@@ -55,12 +57,14 @@ __all__ = [
     "capture",
     "evaluate",
     "explain",
+    "explain_corpus",
     "flow",
     "generate",
     "input_gradient",
     "load",
     "max_flow",
     "raw",
+    "read_corpus",
     "record",
     "rollout",
 ]

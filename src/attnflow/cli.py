@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 import attnflow
-from attnflow import __version__, lab
+from attnflow import __version__, corpus_cli, lab
 from attnflow.attention import Attention
 from attnflow.errors import AttnFlowError, OptionError
 from attnflow.files import PICTURES, known_ending, writable
@@ -246,6 +246,7 @@ def demo() -> None:
 
 
 app.command("evaluate")(lab.evaluate_command)
+app.add_typer(corpus_cli.app, name="corpus")
 app.add_typer(lab.train, name="train")
 app.add_typer(lab.reproduce, name="reproduce")
 

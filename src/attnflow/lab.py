@@ -7,6 +7,8 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+from attnflow.corpus_folder import MANIFEST
+from attnflow.corpus_table import evaluate_corpus
 from attnflow.errors import OptionError
 from attnflow.evaluate import Report, evaluate, read_examples
 from attnflow.files import PICTURES, known_ending, writable
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
     from attnflow.drawing import Drawing
     from attnflow.paper.tables import Table
+
+METHODS, AGAINST = "raw,rollout,flow", "blank_out,input_gradient"  # what is evaluated if nothing is named
 
 train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
 reproduce = typer.Typer(help="Compute the paper's tables and figures anew.", no_args_is_help=True)
@@ -202,10 +206,17 @@ def pair_of(text: str, option: str) -> tuple[str, str]:
 
 
 def evaluate_command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a model, a hub id, or verb-number.", show_default=False)],
-    file: Annotated[Path, typer.Argument(readable=False, help="A .tsv file: a text a line, its label after a tab.", show_default=False)],
-    methods: Annotated[str, typer.Option(help="Which methods, with commas between them.")] = "raw,rollout,flow",
-    against: Annotated[str, typer.Option(help="Which importance, with commas between them.")] = "blank_out,input_gradient",
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A folder with a model, a hub id, or verb-number; or the folder of a corpus, alone.", show_default=False
+        ),
+    ],
+    file: Annotated[
+        Path | None, typer.Argument(readable=False, help="A .tsv file: a text a line, its label after a tab.", show_default=False)
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Which methods, with commas between them.")] = METHODS,
+    against: Annotated[str, typer.Option(help="Which importance, with commas between them.")] = AGAINST,
     layers: Annotated[str, typer.Option(help="Which layers, with commas between them; all if not given.", show_default=False)] = "",
     limit: Limit = None,
     special_tokens: Annotated[bool, typer.Option("--special-tokens", help="Correlate CLS, SEP and their like too.")] = False,
@@ -215,19 +226,26 @@ def evaluate_command(
     ] = None,
 ) -> None:
     """Measure how well methods rank the tokens of many texts: Spearman's correlation with blank-out and input gradients."""
+    if file is None:
+        if not (Path(model) / MANIFEST).is_file():
+            raise OptionError(f"evaluate needs a model and a file of texts, or the folder of a corpus alone; got {model!r}")
+        if layers or query != "focal":
+            raise OptionError(
+                "a corpus is evaluated in the layers and at the position that it was computed for: leave out --layers, --query"
+            )
+        wanted = ([] if methods == METHODS else listed(methods), [] if against == AGAINST else listed(against))
+        evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
+        return
     if out is not None:
         known_ending(out, [".md", ".csv", ".json"])
         writable(out)
-    try:
-        chosen = [int(part) for part in layers.replace(",", " ").split()] or None
-    except ValueError as error:
-        raise OptionError(f"--layers must be numbers like 1,6; got {layers!r}") from error
+    chosen = layers_of(layers)
     loaded = load(model)
     report = evaluate(
         loaded,
         read_examples(file, loaded, limit),
-        methods=methods.replace(",", " ").split(),
-        against=against.replace(",", " ").split(),
+        methods=listed(methods),
+        against=listed(against),
         layers=chosen,
         limit=limit,
         special_tokens=special_tokens,
@@ -239,7 +257,35 @@ def evaluate_command(
     note_interruption(report)
 
 
+def evaluate_folder(
+    folder: Path, methods: list[str], against: list[str], special_tokens: bool, limit: int | None, out: Path | None, seed: int = 0
+) -> None:
+    """Correlations from the scores that a corpus holds; of all that is stored where nothing is named."""
+    if out is not None:
+        known_ending(out, [".md", ".csv", ".json"])
+        writable(out)
+    report = evaluate_corpus(
+        folder, methods=methods or None, against=against or None, special_tokens=special_tokens, limit=limit, seed=seed
+    )
+    if out is not None:
+        report.save(out)
+    show(report.to_markdown())
+
+
 # ---- what they share ------------------------------------------------------------------------------------------------------------
+
+
+def listed(text: str) -> list[str]:
+    """Names with commas between them."""
+    return text.replace(",", " ").split()
+
+
+def layers_of(text: str) -> list[int] | None:
+    """Layers from a list like 1,6; None if there is none."""
+    try:
+        return [int(part) for part in listed(text)] or None
+    except ValueError as error:
+        raise OptionError(f"--layers must be numbers like 1,6; got {text!r}") from error
 
 
 def stem_of(out: Path | None, name: str) -> Path:

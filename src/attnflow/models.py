@@ -270,9 +270,12 @@ class Model:
 
     def logits(self, arguments: dict[str, Any], positions: Sequence[int]) -> "torch.Tensor":
         """[sequence, class]: the scores of a batch, each at its position where every position has them."""
+        return self.read_logits(self.model(**arguments), positions)
+
+    def read_logits(self, output: Any, positions: Sequence[int]) -> "torch.Tensor":
+        """[sequence, class]: the same, of what the model gave back already."""
         import torch
 
-        output = self.model(**arguments)
         if not hasattr(output, "logits"):
             raise OptionError(f"{self.name} has no head that predicts; load the model with one, as AutoModelForSequenceClassification does")
         found: torch.Tensor = output.logits if output.logits.dtype == torch.float64 else output.logits.float()

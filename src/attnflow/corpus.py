@@ -1,0 +1,281 @@
+"""`explain_corpus`: a whole data set -> a folder of Parquet shards that any crash leaves whole, and that the same call completes.
+
+A shard is `shard_rows` rows of the input, in their order. It is computed as a whole, written beside and renamed; then the manifest is, with
+the shard's checksum. What the manifest does not vouch for is computed again, so no row is lost and none is there twice.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from attnflow.corpus_folder import (
+    ERRORS,
+    MANIFEST,
+    Manifest,
+    Shard,
+    is_whole,
+    locked,
+    made,
+    merge_errors,
+    shard_errors_path,
+    shard_path,
+    write_shard,
+)
+from attnflow.corpus_input import Row, Source, fingerprint, source_of
+from attnflow.corpus_shard import Job, compute_shard, model_fingerprint, one_thread, plan_job
+from attnflow.errors import FileError, OptionError
+from attnflow.graph import RESIDUAL
+from attnflow.loading import BUNDLED, load
+from attnflow.models import Model, require_torch
+from attnflow.progress import progress_bar
+
+SHARD_ROWS = 1000
+MOST_SHARD_ROWS = 100_000  # a shard is in memory as a whole
+LIBRARIES = ("attnflow", "torch", "transformers", "numpy", "pyarrow")
+Report = Callable[[str], object]
+
+
+def explain_corpus(
+    inputs: Any,
+    out: str | os.PathLike[str],
+    *,
+    model: Any = BUNDLED,
+    text_column: str | None = None,
+    id_column: str | None = None,
+    label_column: str | None = None,
+    methods: Any = ("raw", "rollout", "flow"),
+    layers: Any = None,
+    position: str | int = "focal",
+    normalize: str | None = "sum",
+    residual: float = RESIDUAL,
+    importance: Any = (),
+    limit: int | None = None,
+    batch_tokens: int | None = None,
+    workers: int = 1,
+    shard_rows: int = SHARD_ROWS,
+    report: Report = lambda note: None,
+) -> Manifest:
+    r"""Token attention of every text of one or several files (.parquet, .csv, .tsv, .jsonl, packed or not), into the folder `out`.
+
+    The same call goes on where an earlier one was stopped, however it was. Columns: the texts are in "text", else "sentence", else the only
+    column; an id is by default the file's name and the row's number in it; a label is kept, and is the target of importance. layers: by
+    default all for raw and rollout, the top one for flow. position: "focal", where the prediction comes from; "max" or "mean" over
+    all; or a number. workers: processes, each with a model of its own and one thread; the result does not depend on their number.
+    Rows without a result are in errors.parquet, with the reason. report: told what a user should know. `read_corpus` gives the table.
+
+    >>> import attnflow as af
+    >>> _ = Path("texts.csv").write_text("text,label\nthe key to the cabinets,singular\n,plural\n")
+    >>> manifest = af.explain_corpus("texts.csv", "explained", methods=["rollout"], label_column="label")
+    >>> af.read_corpus("explained").select(["id", "prediction"]).to_pylist()
+    [{'id': 'texts.csv:0', 'prediction': 'singular'}]
+    """
+    source = source_of(inputs, text=text_column, id=id_column, label=label_column, limit=limit)
+    if limit is not None:
+        check_whole("limit", limit)
+    check_whole("workers", workers)
+    check_whole("shard_rows", shard_rows, MOST_SHARD_ROWS)
+    is_name = isinstance(model, str | os.PathLike)
+    if workers > 1 and not is_name:
+        raise OptionError(f"each of {workers} workers loads the model by its name: give model as a folder or a hub id, or workers=1")
+    require_torch()
+    folder = made(out)
+    with locked(folder), one_thread():
+        loaded = load(model) if is_name else model if isinstance(model, Model) else Model(model)
+        job = plan_job(
+            loaded,
+            methods=methods,
+            layers=layers,
+            position=position,
+            normalize=normalize,
+            residual=residual,
+            importance=importance,
+            batch_tokens=batch_tokens,
+        )
+        name = os.fspath(model) if is_name else loaded.name
+        manifest = planned(folder, source, job, model_facts(name, loaded), shard_rows, report)
+        manifest.write(folder)
+        missing = [index for index in range(manifest.count) if index not in manifest.shards]
+        with progress_bar(f"explaining {manifest.rows:,} texts") as tick:
+            began, before = time.perf_counter(), manifest.seconds
+            work = shards_of(source, manifest, missing)
+            done = in_processes(name, job, folder, work, workers) if workers > 1 else in_turn(loaded, job, folder, work)
+            del loaded
+            for index, shard in done:
+                manifest.shards[index] = shard
+                manifest.seconds = before + time.perf_counter() - began
+                manifest.write(folder)
+                tick(min(manifest.rows, len(manifest.shards) * manifest.shard_rows), manifest.rows)
+        if len(manifest.shards) < manifest.count:
+            raise FileError(f"the input ended early, after {len(manifest.shards)} of {manifest.count} shards: it changed while it was read")
+        if missing or not is_whole(folder / ERRORS, manifest.errors_sha256):
+            manifest.errors_sha256 = merge_errors(folder, manifest)
+            manifest.write(folder)
+    return manifest
+
+
+def check_whole(name: str, value: Any, most: int | None = None) -> None:
+    """Refuse what is no whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        raise OptionError(f"{name} must be a whole number, at least 1{'' if most is None else f' and at most {most}'}; got {value!r}")
+
+
+# ---- planning -------------------------------------------------------------------------------------------------------------------
+
+
+def planned(folder: Path, source: Source, job: Job, model: dict[str, str], shard_rows: int, report: Report) -> Manifest:
+    """The manifest to go on from: a new one, or that of the folder if it was begun with the same input, model and options."""
+    options = json.loads(json.dumps({**asdict(job), "columns": {"text": source.text, "id": source.id, "label": source.label}}))
+    options["limit"] = source.limit
+    prints = [fingerprint(path) for path in source.paths]
+    inputs = [{"file": name, "bytes": size, "sha256": sha} for name, (size, sha) in zip(source.names, prints, strict=True)]
+    for leftover in folder.glob(".attnflow-*"):  # of a run that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+    if (folder / MANIFEST).exists():
+        manifest = Manifest.read(folder)
+        refuse_changes(folder, manifest, inputs, model, options, shard_rows)
+        for library, used in versions().items():
+            if manifest.versions.get(library) != used:
+                report(f"{library} was {manifest.versions.get(library)} when {folder} was begun, and is {used}: last digits may differ")
+        for index, shard in sorted(manifest.shards.items()):
+            if not is_whole(shard_path(folder, index), shard.sha256) or not (
+                shard.errors_sha256 is None or is_whole(shard_errors_path(folder, index), shard.errors_sha256)
+            ):
+                report(f"{shard_path(folder, index).name} is missing or damaged: it is computed again")
+                del manifest.shards[index]
+        if len(manifest.shards) < manifest.count:
+            manifest.errors_sha256 = None
+        return manifest
+    others = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+    if others:
+        raise FileError(f"{folder} is not empty and holds no corpus (it has {others[0]}); give another folder")
+    rows = sum(1 for _ in source.rows())
+    if not rows:
+        raise FileError(f"{', '.join(source.paths)}: there are no rows")
+    return Manifest(versions(), model, inputs, options, rows, shard_rows)
+
+
+def refuse_changes(
+    folder: Path, manifest: Manifest, inputs: list[dict[str, Any]], model: dict[str, str], options: dict[str, Any], shard_rows: int
+) -> None:
+    """One line that names what is not as it was when the folder was begun."""
+    changed = [
+        f"option {name} was {manifest.options.get(name)!r} and is {value!r}"
+        for name, value in options.items()
+        if manifest.options.get(name) != value
+    ]
+    if manifest.shard_rows != shard_rows:
+        changed.append(f"option shard_rows was {manifest.shard_rows} and is {shard_rows}")
+    if manifest.model["fingerprint"] != model["fingerprint"]:
+        names = manifest.model["name"], model["name"]
+        changed.append(f"the model was {names[0]} and is {names[1]}" if names[0] != names[1] else f"the model {names[0]} has other weights")
+    if [each["file"] for each in manifest.inputs] != [each["file"] for each in inputs]:
+        files = [", ".join(each["file"] for each in several) for several in (manifest.inputs, inputs)]
+        changed.append(f"the input was {files[0]} and is {files[1]}")
+    else:
+        both = zip(manifest.inputs, inputs, strict=True)
+        changed += [f"the input {now['file']} has another content" for then, now in both if then["sha256"] != now["sha256"]]
+    if changed:
+        raise FileError(f"{folder} was begun otherwise: {'; '.join(changed)}. Give what was given then, or another folder")
+
+
+def model_facts(name: str, model: Model) -> dict[str, str]:
+    """What the manifest says of a model."""
+    return {"name": name, "class": model.name, "task": model.task, "fingerprint": model_fingerprint(model)}
+
+
+def versions() -> dict[str, str]:
+    """Of attnflow and the libraries that make the numbers."""
+    found = {}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = "unknown"
+    return found
+
+
+def shards_of(source: Source, manifest: Manifest, missing: Iterable[int]) -> Iterator[tuple[int, list[Row]]]:
+    """The rows of each shard that is missing, one shard at a time."""
+    wanted = set(missing)
+    if not wanted:
+        return
+    for index, rows in groupby(source.rows(), key=lambda row: row.number // manifest.shard_rows):
+        if index in wanted:
+            yield index, list(rows)
+            wanted.remove(index)
+        if not wanted:
+            return
+
+
+# ---- computing ------------------------------------------------------------------------------------------------------------------
+
+
+def finish_shard(model: Model, job: Job, folder: Path, index: int, rows: list[Row]) -> Shard:
+    """Compute a shard and write it; what the manifest is to say of it."""
+    return write_shard(folder, index, *compute_shard(model, job, rows))
+
+
+def in_turn(model: Model, job: Job, folder: Path, work: Iterable[tuple[int, list[Row]]]) -> Iterator[tuple[int, Shard]]:
+    """Each shard in this process."""
+    for index, rows in work:
+        yield index, finish_shard(model, job, folder, index, rows)
+
+
+def in_processes(name: str, job: Job, folder: Path, work: Iterator[tuple[int, list[Row]]], workers: int) -> Iterator[tuple[int, Shard]]:
+    """Shards in processes that load the model once, as they become ready; one more than there are processes waits in memory."""
+    import multiprocessing
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from concurrent.futures.process import BrokenProcessPool
+
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(name,))
+    running: dict[Future[Shard], int] = {}
+    try:
+        for index, rows in work:
+            running[pool.submit(in_worker, job, folder, index, rows)] = index
+            while len(running) > workers:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+    except BrokenProcessPool as error:
+        raise FileError("a worker died (out of memory, or killed): the same command goes on from here; use fewer workers") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+at_work: list[Model] = []  # the model of a worker process
+
+
+def start_worker(name: str) -> None:
+    """Load the model, with one thread; and end when the process that gives the work does, even by SIGKILL."""
+    import multiprocessing
+    import signal
+    import threading
+    from multiprocessing.connection import wait
+
+    import torch
+
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
+    torch.set_num_threads(1)
+    at_work.append(load(name))
+
+
+def in_worker(job: Job, folder: Path, index: int, rows: list[Row]) -> Shard:
+    """What a worker process does with a shard."""
+    return finish_shard(at_work[0], job, folder, index, rows)

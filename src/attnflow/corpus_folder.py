@@ -1,0 +1,157 @@
+"""A corpus folder: the manifest, the shards it vouches for, the errors, and the lock; everything is written beside and renamed."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnflow.corpus_input import fingerprint
+from attnflow.corpus_shard import error_schema, reasons_of
+from attnflow.errors import FileError
+from attnflow.files import write_file
+
+if TYPE_CHECKING:
+    import pyarrow
+
+FORMAT = 1
+MANIFEST, ERRORS, LOCK = "manifest.json", "errors.parquet", ".lock"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the manifest says of a shard that is written."""
+
+    rows: int  # in its table
+    errors: int
+    sha256: str
+    errors_sha256: str | None = None  # of the file with its errors, if there are any
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Manifest:
+    """What a corpus folder holds, and what it was computed from."""
+
+    versions: dict[str, str]
+    model: dict[str, str]  # name, class, task, fingerprint
+    inputs: list[dict[str, Any]]  # file, bytes, sha256
+    options: dict[str, Any]
+    rows: int  # of the input, up to the limit
+    shard_rows: int
+    shards: dict[int, Shard] = field(default_factory=dict)
+    errors_sha256: str | None = None  # of errors.parquet, written at the end
+    seconds: float = 0.0  # of all runs together
+    format: int = FORMAT
+
+    @property
+    def count(self) -> int:
+        """How many shards there will be."""
+        return -(-self.rows // self.shard_rows)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every shard is written, and the errors are brought together."""
+        return len(self.shards) == self.count and self.errors_sha256 is not None
+
+    def span(self, index: int) -> range:
+        """The numbers of a shard's rows."""
+        return range(index * self.shard_rows, min((index + 1) * self.shard_rows, self.rows))
+
+    def write(self, folder: Path) -> None:
+        """Beside, then renamed."""
+        content = json.dumps(
+            {**asdict(self), "shards": {str(index): asdict(shard) for index, shard in sorted(self.shards.items())}}, indent=1
+        )
+        write_file(folder / MANIFEST, lambda file: file.write(content.encode()))
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> "Manifest":
+        """The manifest of a folder, or an error that says why it is no corpus."""
+        path = Path(folder) / MANIFEST
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise FileError(f"{path} has format {content['format']}; this attnflow reads format {FORMAT}")
+            content["shards"] = {int(index): Shard(**shard) for index, shard in content["shards"].items()}
+            return cls(**content)
+        except OSError as error:
+            raise FileError(f"{folder} is no corpus folder: cannot read {path}: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, FileError):
+                raise
+            raise FileError(
+                f"{path} is no manifest of a corpus ({type(error).__name__}: {error}); compute it anew in another folder"
+            ) from error
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """Where a shard's table is."""
+    return folder / f"shard-{index:05d}.parquet"
+
+
+def shard_errors_path(folder: Path, index: int) -> Path:
+    """Where a shard's errors are; readers of folders leave out what begins with an underscore."""
+    return folder / f"_errors-{index:05d}.parquet"
+
+
+def write_shard(folder: Path, index: int, table: "pyarrow.Table", errors: "pyarrow.Table") -> Shard:
+    """Write a shard's table, and its errors if there are any, each beside and then renamed."""
+    sha = write_table(shard_path(folder, index), [table], table.schema)
+    of_errors = write_table(shard_errors_path(folder, index), [errors], errors.schema) if len(errors) else None
+    return Shard(len(table), len(errors), sha, of_errors, reasons_of(errors))
+
+
+def write_table(path: Path, tables: "Iterable[pyarrow.Table]", schema: "pyarrow.Schema") -> str:
+    """Write tables one after the other into one Parquet file; its SHA-256."""
+    import pyarrow.parquet as pq
+
+    def write(file: Any) -> None:
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for table in tables:
+                writer.write_table(table)
+
+    write_file(path, write)
+    return fingerprint(path)[1]
+
+
+def merge_errors(folder: Path, manifest: Manifest) -> str:
+    """Write errors.parquet from the errors of all shards; its SHA-256."""
+    import pyarrow.parquet as pq
+
+    parts = (shard_errors_path(folder, index) for index, shard in sorted(manifest.shards.items()) if shard.errors)
+    return write_table(folder / ERRORS, (pq.read_table(path) for path in parts), error_schema())
+
+
+def made(out: str | os.PathLike[str]) -> Path:
+    """The folder of a corpus, made if it is not there."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot make the folder {folder}: {error.strerror or error}") from error
+    return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A block in which no other run may use the folder; the lock goes with the process, however it ends."""
+    import fcntl
+
+    try:
+        file = open(folder / LOCK, "a+")  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise FileError(f"cannot write {folder / LOCK}: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FileError(f"another run is at work in {folder}: wait until it ends, or give another folder") from error
+        yield
+
+
+def is_whole(path: Path, sha256: str | None) -> bool:
+    """Whether a file is there, and is the one that was written."""
+    return path.is_file() and fingerprint(path)[1] == sha256

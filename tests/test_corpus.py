@@ -1,0 +1,710 @@
+"""Corpora: every format read, every row in the result or in the errors, every damage mended or refused, every kill survived."""
+
+import fcntl
+import gzip
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+import attnflow as af
+from attnflow import corpus, corpus_shard
+from attnflow.corpus_folder import Manifest, shard_path, write_shard
+from attnflow.corpus_input import source_of
+from attnflow.corpus_table import bootstrap, corpus_status, evaluate_corpus, top_words, verify_corpus
+from tests.families import build, word_tokenizer
+from tests.test_cli import inside
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+WORDS = ["the", "key", "keys", "to", "old", "cabinets", "house", "man", "of", "with", "dogs", "in", "near", "zorbs"]
+CHEAP: dict[str, Any] = {"methods": ["rollout"], "layers": [6]}
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(2, 12))) for _ in range(count)]
+
+
+def write_csv(path: Path, texts: list[str]) -> Path:
+    path.write_text("text\n" + "".join(f"{text}\n" for text in texts))
+    return path
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A file of 50 texts, one of them empty."""
+    return write_csv(tmp_path / "texts.csv", [*sentences(30), "", *sentences(19, 1)])
+
+
+def begun(texts: Path, out: Path, **options: Any) -> Manifest:
+    return af.explain_corpus(texts, out, **{**CHEAP, "shard_rows": 10, **options})
+
+
+def table(out: Path) -> Any:
+    return af.read_corpus(out)
+
+
+def errors(out: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(out / "errors.parquet").to_pylist()
+    return found
+
+
+# ---- what is computed -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_holds_what_explain_says_of_its_text(texts: Path, tmp_path: Path) -> None:
+    importance = ["blank_out", "input_gradient"]
+    af.explain_corpus(texts, tmp_path / "out", importance=importance, limit=12, shard_rows=5)
+    rows = table(tmp_path / "out").to_pylist()
+    assert [row["row"] for row in rows] == list(range(12))
+    assert rows[3]["id"] == "texts.csv:3"
+    for row in rows[::4]:
+        found = af.explain(row["text"])
+        assert found.prediction is not None
+        assert (tuple(row["tokens"]), tuple(row["special"]), row["prediction"]) == (found.tokens, found.special, found.prediction[0])
+        assert row["probability"] == pytest.approx(found.prediction[1], abs=1e-5)
+        for name, layers in {"raw": range(1, 7), "rollout": range(1, 7), "flow": [6]}.items():
+            expected = [found.methods[name].at(0, layer) for layer in layers]
+            np.testing.assert_allclose(np.array(row[name]), np.array(expected), atol=1e-5)
+        for name in importance:
+            np.testing.assert_allclose(row[name], found.importance[name].values, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "distilbert", "bart"])
+def test_hugging_face_models_are_taken_too(family: str, texts: Path, tmp_path: Path) -> None:
+    model = af.Model(build(family), word_tokenizer())
+    af.explain_corpus(texts, tmp_path / "out", model=model, limit=6)
+    for row in table(tmp_path / "out").to_pylist():
+        found = af.explain(row["text"], model=model, importance=())
+        assert tuple(row["tokens"]) == found.tokens
+        np.testing.assert_allclose(row["rollout"][-1], found.rollout.at(found.position), atol=1e-5)
+        assert row["prediction"] == (None if found.prediction is None else found.prediction[0])
+    assert verify_corpus(tmp_path / "out") == []
+
+
+@pytest.mark.filterwarnings("ignore::attnflow.SaturationWarning")
+def test_position_and_normalisation_are_those_of_the_methods(texts: Path, tmp_path: Path) -> None:
+    reductions: dict[Any, Callable[[Any], Any]] = {
+        2: lambda values: values[:, 2],
+        "max": lambda values: values.max(1),
+        "mean": lambda values: values.mean(1),
+    }
+    for position, reduce in reductions.items():
+        out = tmp_path / f"{position}"
+        begun(texts, out, position=position, normalize=None, methods=["flow"], limit=3)
+        for row in table(out).to_pylist():
+            values = af.flow(af.capture(af.load(), row["text"]), layers=[6], normalize=None).values
+            np.testing.assert_allclose(row["flow"], reduce(values), atol=1e-5)
+
+
+def test_a_label_is_kept_and_is_the_target_of_importance(tmp_path: Path) -> None:
+    path = tmp_path / "texts.tsv"
+    path.write_text("sentence\tgold\nthe key\tplural\nthe key\t0\nthe key\tdual\n")
+    begun(path, tmp_path / "out", label_column="gold", importance="blank_out")
+    rows = table(tmp_path / "out").to_pylist()
+    assert [row["label"] for row in rows] == ["plural", "0"]
+    for row, target in zip(rows, ("plural", "singular"), strict=True):
+        np.testing.assert_allclose(row["blank_out"], af.blank_out(af.load(), "the key", target).values, atol=1e-6)
+    assert [(each["row"], each["reason"]) for each in errors(tmp_path / "out")] == [(2, "unknown label")]
+
+
+def test_the_number_of_workers_changes_nothing(texts: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"methods": ["raw", "rollout", "flow"], "layers": None, "importance": ["blank_out"]}
+    one, two = begun(texts, tmp_path / "one", **options), begun(texts, tmp_path / "two", workers=2, **options)
+    assert {index: shard.sha256 for index, shard in one.shards.items()} == {index: shard.sha256 for index, shard in two.shards.items()}
+    assert one.errors_sha256 == two.errors_sha256
+    assert table(tmp_path / "one").equals(table(tmp_path / "two"))
+    assert table(tmp_path / "one").num_rows == 49
+
+
+# ---- what is read ---------------------------------------------------------------------------------------------------------------
+
+ROWS = [
+    {"id": "a", "text": 'the "key"', "label": "x"},
+    {"id": "b", "text": "the\nkeys", "label": "y"},
+    {"id": "c", "text": "é", "label": "z"},
+]
+CSV = 'id,text,label\na,"the ""key""",x\nb,"the\nkeys",y\nc,é,z\n'.encode()
+JSON = "".join(json.dumps(row) + "\n\n" for row in ROWS).encode()
+
+
+def parquet_file(path: Path, kind: Any = None) -> None:
+    found = pa.Table.from_pylist(ROWS)
+    pq.write_table(found if kind is None else found.set_column(1, "text", found.column("text").cast(kind)), path)
+
+
+FORMATS: dict[str, Callable[[Path], object]] = {
+    "x.csv": lambda path: path.write_bytes(CSV),
+    "bom.csv": lambda path: path.write_bytes(b"\xef\xbb\xbf" + CSV),
+    "x.csv.gz": lambda path: path.write_bytes(gzip.compress(CSV)),
+    "x.csv.zst": lambda path: path.write_bytes(pa.Codec("zstd").compress(CSV, asbytes=True)),
+    "x.tsv": lambda path: path.write_bytes(b'label\tid\ttext\r\nx\ta\tthe "key"\r\n\r\ny\tb\tthe\x0bkeys\r\nz\tc\t\xc3\xa9'),
+    "x.jsonl": lambda path: path.write_bytes(JSON),
+    "x.ndjson.gz": lambda path: path.write_bytes(gzip.compress(JSON)),
+    "x.parquet": parquet_file,
+    "large.parquet": lambda path: parquet_file(path, pa.large_string()),
+    "dictionary.parquet": lambda path: parquet_file(path, pa.dictionary(pa.int8(), pa.string())),
+    "binary.parquet": lambda path: parquet_file(path, pa.binary()),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_read_alike(name: str, tmp_path: Path) -> None:
+    FORMATS[name](tmp_path / name)
+    rows = list(source_of(tmp_path / name, id="id", label="label").rows())
+    assert [{"id": row.id, "text": row.text.replace("\x0b", "\n"), "label": row.label} for row in rows] == ROWS
+    plain = list(source_of([tmp_path / name, tmp_path / name], limit=5).rows())
+    assert [row.number for row in plain] == [0, 1, 2, 3, 4]
+    assert [row.id for row in plain] == [f"{tmp_path / name}:{place}" for place in (0, 1, 2, 0, 1)]
+    assert {row.label for row in plain} == {None}
+
+
+def test_files_with_one_column_need_no_name_and_blank_lines_are_empty_texts(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("words\nthe key\n\nthe keys\n")
+    assert [row.text for row in source_of(tmp_path / "one.csv").rows()] == ["the key", "", "the keys"]
+
+
+BAD_FILES: dict[str, tuple[str, bytes, str]] = {
+    "ending": ("x.docx", b"", "the ending must be one of .csv, .tsv, .jsonl, .ndjson, .parquet"),
+    "packed parquet": ("x.parquet.gz", b"", "the ending must be one of"),
+    "empty": ("x.csv", b"", "which column holds the texts"),
+    "no rows": ("x.csv", b"text\n", "there are no rows"),
+    "columns": ("x.csv", b"a,b\n1,2\n", "which column holds the texts? it has 'a', 'b': name it by text_column"),
+    "json columns": ("x.jsonl", b'{"a": 1, "b": 2}', "which column holds the texts? it has 'a', 'b'"),
+    "gzip": ("x.csv.gz", b"text\nthe key\n", "cannot read"),
+    "truncated gzip": ("x.csv.gz", gzip.compress(CSV * 9)[:-20], "cannot read"),
+    "parquet": ("x.parquet", b"text\nthe key\n", "cannot read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_file_is_one_clear_line(name: str, tmp_path: Path) -> None:
+    file, content, message = BAD_FILES[name]
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(af.FileError) as error:
+        begun(tmp_path / file, tmp_path / "out")
+    assert message in str(error.value)
+    assert file in str(error.value)
+    assert not list((tmp_path / "out").glob("[!.]*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"methods": ["rolout"]}, "unknown method 'rolout'; choose from raw, rollout, flow"),
+        ({"methods": []}, "at least one method is needed"),
+        ({"importance": ["gradient"]}, "unknown importance 'gradient'; choose from blank_out, input_gradient"),
+        ({"layers": [7]}, "layer"),
+        ({"position": "last"}, "unknown position 'last'; choose from focal, max, mean"),
+        ({"position": -1}, "unknown position -1"),
+        ({"normalize": "max"}, "normali"),
+        ({"residual": 1.5}, "residual"),
+        ({"limit": 0}, "limit must be a whole number, at least 1; got 0"),
+        ({"workers": 0}, "workers must be a whole number, at least 1; got 0"),
+        ({"workers": 2, "model": af.load}, "each of 2 workers loads the model by its name"),
+        ({"shard_rows": 10**6}, "shard_rows must be a whole number, at least 1 and at most 100000"),
+        ({"batch_tokens": 0}, "batch_tokens must be a whole number, at least 1; got 0"),
+        ({"text_column": "body"}, "has no column 'body' (text_column); it has 'text'"),
+        ({"id_column": "key"}, "has no column 'key' (id_column)"),
+        ({"model": "/nowhere/model"}, "cannot load /nowhere/model"),
+    ],
+)
+def test_bad_options_are_one_clear_line(options: dict[str, Any], message: str, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(af.AttnFlowError) as error:
+        begun(texts, tmp_path / "out", **options)
+    assert message in str(error.value)
+    with pytest.raises(af.OptionError, match="at least one input file"):
+        af.explain_corpus([], tmp_path / "out")
+
+
+# ---- hostile texts --------------------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    b"",
+    b"   ",
+    b"\xe2\x80\x8b",  # a space of no width
+    b"key " * 25_000,
+    b"k" * 100_000,
+    bytes(range(1, 9)) + b"\x0e\x1b[31m\x7f key",
+    b"\\ud800 key",  # in JSON: a lone surrogate
+    b"\xed\xa0\x80 key",  # the same, as bytes
+    b"<script>alert('key')</script>&amp;<b>",
+    "🔑👩‍👩‍👧‍👦🇩🇪 key".encode(),
+    "המפתח אל الخزائن ‮key".encode(),
+    "der Schlüssel".encode("latin-1"),
+    "ключ".encode("utf-16-le"),
+    b"\xff\xfe\xfd",
+    "\ufeffkey \u0301\u0327\ufffd\uffff".encode(),
+    b"the key to the cabinets",
+    b"null",
+    b"=1+1",
+]
+
+
+def test_every_hostile_row_is_in_the_result_or_in_the_errors_once(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.jsonl"
+    rng = random.Random(0)
+    escaped = {b'"': b'\\"', b"\n": b"\\n", b"\t": b"\\t"}
+    with open(path, "wb") as file:
+        for number in range(2000):
+            text = rng.choice(HOSTILE) + (b" %d" % number if number % 3 else b"")
+            if len(text) > 10_000 and number % 15:
+                text = text[:400]  # long ones are slow to read, so there are fewer
+            if number % 50 == 7:
+                file.write(
+                    rng.choice([b"no JSON\n", b"[1, 2]\n", b'{"other": 1}\n', b'{"text": 7}\n', b'{"text": null}\n', b'{"text": "cut\n'])
+                )
+                continue
+            for sign, code in escaped.items():
+                text = text.replace(sign, code)
+            text = b"".join(b"\\u%04x" % byte if byte < 32 else bytes([byte]) for byte in text)
+            file.write(b'{"text": "' + text + b'"}\n')
+    begun(path, tmp_path / "out", shard_rows=300)
+    done = [row["row"] for row in table(tmp_path / "out").select(["row"]).to_pylist()]
+    failed = errors(tmp_path / "out")
+    assert sorted([*done, *(each["row"] for each in failed)]) == list(range(2000))
+    assert {each["reason"] for each in failed} == {"empty", "too long", "undecodable", "unreadable"}
+    assert all(len(each["text"]) <= 200 and each["id"] == f"hostile.jsonl:{each['row']}" and each["detail"] for each in failed)
+    assert len(done) > 700
+    assert verify_corpus(tmp_path / "out") == []
+    status = corpus_status(tmp_path / "out")
+    assert sum(status.errors.values()) == len(failed)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_bytes_that_are_no_text_are_errors_in_every_format(ending: str, tmp_path: Path) -> None:
+    cells = [text for text in HOSTILE if not set(b'"\n\r\t,') & set(text)] * 2
+    path = tmp_path / f"x.{ending}"
+    if ending == "parquet":
+        wrong = pa.Array.from_buffers(pa.string(), len(cells), pa.array(cells, pa.binary()).buffers())
+        pq.write_table(pa.table({"text": wrong}), path)
+    else:
+        path.write_bytes(b"\n".join([b"text", *cells, b"one\ttoo,many" if ending == "tsv" else b"one,too many"]) + b"\n")
+    manifest = begun(path, tmp_path / "out")
+    assert manifest.rows == len(cells) + (ending != "parquet")
+    assert verify_corpus(tmp_path / "out") == []
+    status = corpus_status(tmp_path / "out").errors
+    assert status["undecodable"] == 6
+    assert status.get("unreadable", 0) == (ending != "parquet")
+
+
+def test_a_text_that_breaks_the_model_costs_only_itself(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture_batch = vars(corpus_shard)["capture_batch"]
+
+    def failing(model: Any, inputs: Any, heads: Any) -> Any:
+        if any("zorbs/NNS" in each.tokens for each in inputs):
+            raise RuntimeError("index out of range\nin self")
+        return capture_batch(model, inputs, heads)
+
+    monkeypatch.setattr(corpus_shard, "capture_batch", failing)
+    begun(texts, tmp_path / "out")
+    broken = [each for each in errors(tmp_path / "out") if each["reason"] == "model error"]
+    assert broken
+    assert all("zorbs" in each["text"] and each["detail"] == "index out of range in self" for each in broken)
+    assert not any("zorbs" in row["text"] for row in table(tmp_path / "out").to_pylist())
+    assert verify_corpus(tmp_path / "out") == []
+
+
+# ---- never lose work --------------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "attnflow", "corpus", *map(str, arguments)]
+
+
+# runs that are killed, each a fork of a process that has loaded torch already, so that a kill may fall into any part of the work
+FORKS = """
+import os, random, signal, sys, time
+import attnflow as af
+af.load()
+path, out, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rng = random.Random(0)
+for _ in range(count):
+    child = os.fork()
+    if not child:
+        af.explain_corpus(path, out, methods=["rollout"], layers=[6], shard_rows=100)
+        os._exit(0)
+    time.sleep(rng.uniform(0.02, 0.6))
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "it had ended already"
+"""
+
+
+def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    path, out = write_csv(tmp_path / "texts.csv", [*sentences(3000), "", *sentences(2999, 1)]), tmp_path / "out"
+    run = command("run", path, "--out", out, "--methods", "rollout", "--layers", "6", "--shard-rows", "100", "--workers", "2")
+    for kill in range(2):  # with workers, which must not live on
+        process = subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        before = len(list(out.glob("shard-*")))
+        while len(list(out.glob("shard-*"))) < before + 1 + kill:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        assert is_gone(process.pid), "a worker outlived its parent by ten seconds"
+    subprocess.run([sys.executable, "-c", FORKS, path, out, "8"], check=True)
+    status = corpus_status(out)
+    assert 2 < status.shards_done < status.shards
+    begun(path, out, shard_rows=100)
+    assert verify_corpus(out) == []
+    whole = begun(path, tmp_path / "whole", shard_rows=100)
+    assert table(out).equals(table(tmp_path / "whole"))
+    assert errors(out) == errors(tmp_path / "whole")
+    assert Manifest.read(out).shards == whole.shards
+    assert not list(out.glob(".attnflow-*"))
+
+
+def is_gone(group: int) -> bool:
+    """Whether all processes of a group end within ten seconds."""
+    for _ in range(200):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
+    """Let the computation of shards fail after some."""
+    compute, calls = vars(corpus)["compute_shard"], []
+
+    def failing(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) > count:
+            raise error
+        return compute(*arguments)
+
+    monkeypatch.setattr(corpus, "compute_shard", failing)
+
+
+def test_an_interrupted_run_goes_on_where_it_was(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            begun(texts, tmp_path / "out")
+    assert table(tmp_path / "out").num_rows == 20
+    assert "20 of 50" in str(corpus_status(tmp_path / "out"))
+    assert verify_corpus(tmp_path / "out") == ["not finished: 3 of 5 shards are missing (2..4)"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3, AssertionError("a finished shard is computed again"))
+        begun(texts, tmp_path / "out")
+    begun(texts, tmp_path / "whole")
+    assert table(tmp_path / "out").equals(table(tmp_path / "whole"))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def alter(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["shard-00001.parquet", "shard-00003.parquet", "_errors-00003.parquet", "errors.parquet"])
+@pytest.mark.parametrize("damage", [truncate, alter, Path.unlink])
+def test_a_damaged_file_is_found_and_mended(name: str, damage: Callable[[Path], None], texts: Path, tmp_path: Path) -> None:
+    begun(texts, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")}
+    damage(tmp_path / "out" / name)
+    wrong = verify_corpus(tmp_path / "out")
+    assert len(wrong) == 1
+    assert wrong[0].startswith(name)
+    notes: list[str] = []
+    begun(texts, tmp_path / "out", report=notes.append)
+    assert notes == ([] if name == "errors.parquet" else [f"shard-{name[-13:-8]}.parquet is missing or damaged: it is computed again"])
+    assert verify_corpus(tmp_path / "out") == []
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == before
+
+
+def test_what_changed_is_refused_by_name(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    begun(texts, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    other = tmp_path / "model"
+    shutil.copytree(Path(af.__file__).parent / "weights", other)
+    begun(texts, out, model=other)  # the same model in another place
+    alter(other / "model.safetensors")
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"methods": ["raw"]}, r"option methods was \['rollout'\] and is \['raw'\]"),
+        ({"layers": [5]}, "option layers was"),
+        ({"importance": "blank_out"}, "option importance"),
+        ({"normalize": None}, "option normalize was 'sum' and is None"),
+        ({"position": "max"}, "option position was 'focal' and is 'max'"),
+        ({"limit": 49}, "option limit was None and is 49"),
+        ({"shard_rows": 11}, "option shard_rows was 10 and is 11"),
+        ({"id_column": "text"}, "option columns"),
+        ({"model": other}, "the model was verb-number and is .*model"),
+    ]
+    for options, message in changes:
+        with pytest.raises(af.FileError, match=f"was begun otherwise: .*{message}"):
+            begun(texts, out, **options)
+    texts.write_text(texts.read_text() + "one more\n")
+    with pytest.raises(af.FileError, match=r"the input texts\.csv has another content"):
+        begun(texts, out)
+    with pytest.raises(af.FileError, match=r"the input was texts\.csv and is other\.csv"):
+        begun(write_csv(tmp_path / "other.csv", sentences(3)), out)
+    after = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert {name for name in after if after[name] != before.get(name)} <= {"manifest.json"}
+    assert verify_corpus(out) == []
+
+
+def test_a_second_run_at_the_same_time_is_refused(texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with open(tmp_path / "out" / ".lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(af.FileError, match=r"another run is at work in .*out: wait until it ends, or give another folder"):
+            begun(texts, tmp_path / "out")
+    begun(texts, tmp_path / "out")
+
+
+def test_folders_that_are_no_corpus_are_refused(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(af.FileError, match=r"is not empty and holds no corpus \(it has texts\.csv\)"):
+        begun(texts, tmp_path)
+    with pytest.raises(af.FileError, match="cannot make the folder"):
+        begun(texts, texts)
+    for content, message in {"{": "is no manifest", "[]": "is no manifest", '{"format": 99}': "has format 99"}.items():
+        out = tmp_path / "broken"
+        out.mkdir(exist_ok=True)
+        (out / "manifest.json").write_text(content)
+        for use in (af.read_corpus, verify_corpus, corpus_status, evaluate_corpus, top_words, lambda out: begun(texts, out)):
+            with pytest.raises(af.FileError, match=message):
+                use(out)
+    with pytest.raises(af.FileError, match="is no corpus folder"):
+        af.read_corpus(tmp_path / "nowhere")
+
+
+SMALL = 8 * 1024  # bytes; a limit on the size of files stands for the full disk: a shard is over it, the manifest is not
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    path, out = write_csv(tmp_path / "texts.csv", sentences(400)), tmp_path / "out"
+    begun(path, out, limit=200, shard_rows=200)
+    assert shard_path(out, 0).stat().st_size > SMALL
+    shutil.rmtree(out)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, before[1]))
+    try:
+        with pytest.raises(af.FileError, match=r"cannot write .*shard-00000\.parquet: .*File too large"):
+            begun(path, out, shard_rows=200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(each.name for each in out.iterdir()) == [".lock", "manifest.json"]
+    begun(path, out, shard_rows=200)
+    assert verify_corpus(out) == []
+
+
+def test_a_full_disk_under_workers_is_one_line(tmp_path: Path) -> None:
+    path, out = write_csv(tmp_path / "texts.csv", sentences(400)), tmp_path / "out"
+    limited = ["bash", "-c", 'ulimit -f "$0"; exec "$@"', str(SMALL // 1024)]
+    arguments = ["run", path, "--out", out, "--methods", "rollout", "--layers", "6", "--shard-rows", "200", "--workers", "2"]
+    found = subprocess.run([*limited, *command(*arguments)], capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr.startswith("attnflow: cannot write")
+    assert "File too large" in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert sorted(each.name for each in out.iterdir()) == [".lock", "manifest.json"]
+
+
+def test_a_worker_that_dies_is_one_line(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnflow.corpus_input import Row
+
+    class Deadly(Row):
+        def __reduce__(self) -> Any:
+            return os._exit, (9,)
+
+    rows = [Deadly(number, str(number), "the key") for number in range(50)]
+    monkeypatch.setattr("attnflow.corpus_input.Source.rows", lambda self: iter(rows))
+    with pytest.raises(af.FileError, match="a worker died"):
+        begun(texts, tmp_path / "out", workers=2)
+    monkeypatch.undo()
+    begun(texts, tmp_path / "out")
+    assert verify_corpus(tmp_path / "out") == []
+
+
+def test_verify_finds_gaps_and_repeats_that_checksums_do_not(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    begun(texts, out)
+    manifest = Manifest.read(out)
+    good = pq.read_table(shard_path(out, 1))
+    for wrong, message in (
+        (pa.concat_tables([good.slice(0, 9), good.slice(0, 1)]), "rows 10 are there twice"),
+        (pq.read_table(shard_path(out, 2)), "are of another shard"),
+        (good.slice(1), "shard-00001.parquet: rows 10 are missing"),
+        (good.drop_columns(["rollout"]), "other columns"),
+    ):
+        manifest.shards[1] = write_shard(out, 1, wrong, corpus_shard.error_table([]))
+        manifest.write(out)
+        assert any(message in line for line in verify_corpus(out)), message
+    shutil.copy(shard_path(out, 2), out / "shard-00009.parquet")
+    assert "shard-00009.parquet belongs to no shard of the manifest" in verify_corpus(out)
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------------------------
+
+
+MEASURED = """
+import resource, sys
+import attnflow as af
+af.explain_corpus(sys.argv[1], sys.argv[2], methods=["rollout"], layers=[6], shard_rows=500)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    runs = []
+    for count in (2_000, 20_000):
+        path = write_csv(tmp_path / f"{count}.csv", ["the key of the house"] * count)
+        program = [sys.executable, "-c", MEASURED, str(path), str(tmp_path / f"{count}")]
+        runs.append(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
+    few, many = (int(run.communicate()[0]) for run in runs)
+    print(f"peak RSS: {few} MB for 2,000 rows, {many} MB for 20,000")
+    assert many < 1.10 * few
+
+
+# ---- what the folder says ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("scored")
+    path = write_csv(place / "texts.csv", sentences(60))
+    af.explain_corpus(path, place / "out", importance=["blank_out", "input_gradient"], shard_rows=25)
+    return place / "out"
+
+
+def test_data_tools_read_the_folder(scored: Path) -> None:
+    import duckdb
+    import pandas
+
+    query = f"select count(*), sum(len(tokens)), avg(rollout[6][1]) from '{scored}/shard-*.parquet'"
+    count, tokens, mean = duckdb.sql(query).fetchall()[0]
+    frame = pandas.read_parquet(sorted(scored.glob("shard-*.parquet")))
+    found = af.read_corpus(scored)
+    assert count == len(frame) == found.num_rows == 60
+    assert tokens == frame["tokens"].map(len).sum() == sum(map(len, found.column("tokens").to_pylist()))
+    assert mean == pytest.approx(np.mean([row[5][0] for row in frame["rollout"]]), abs=1e-6)
+    assert pa.Table.from_batches(list(af.read_corpus(scored, batches=True))).equals(found)
+    assert af.read_corpus(scored, columns=["row"]).column_names == ["row"]
+    with pytest.raises(af.OptionError, match="unknown column 'rows'; choose from id, row"):
+        af.read_corpus(scored, columns=["rows"])
+
+
+def test_correlations_of_a_folder_are_those_of_evaluate(scored: Path) -> None:
+    texts = af.read_corpus(scored).column("text").to_pylist()
+    expected = af.evaluate(af.load(), texts, layers=[3, 6])
+    for special in (False, True):
+        report = evaluate_corpus(scored, special_tokens=special)
+        for name, method, layer, mean, low, high, _, count, undefined in report.rows():
+            if layer in (3, 6):
+                assert mean == pytest.approx(expected.including(special).mean(method, name, layer), abs=0.01)
+                assert low < mean < high
+                assert (count, undefined < 10) == (60, True)
+    values = report.correlations["blank_out", "rollout"][5]
+    row = af.read_corpus(scored).to_pylist()[7]
+    assert values[7] == pytest.approx(spearmanr(row["rollout"][5], row["blank_out"]).statistic, abs=1e-3)
+    assert len(evaluate_corpus(scored, methods=["flow"], against=["blank_out"], limit=9).correlations["blank_out", "flow"][0]) == 9
+
+
+def test_the_bootstrap_interval_is_that_of_the_normal_law() -> None:
+    values = np.random.default_rng(0).normal(0.5, 0.2, 2000)
+    low, high = bootstrap(values)
+    assert (low, high) == bootstrap(values)
+    assert (high - low) / 2 == pytest.approx(1.96 * 0.2 / np.sqrt(2000), rel=0.1)
+    assert low < values.mean() < high
+    assert np.isnan(bootstrap(np.empty(0))).all()
+
+
+def test_the_top_words_are_the_means_of_their_attention(scored: Path) -> None:
+    sums: dict[str, list[float]] = {}
+    for row in af.read_corpus(scored).to_pylist():
+        for token, value in list(zip(row["tokens"], row["flow"][0], strict=True))[1:]:
+            sums.setdefault(token.lower(), []).append(value)
+    every = top_words(scored, method="flow", k=100, min_count=1, common=True)
+    assert {word for word, _, _ in every} == set(sums)
+    assert [mean for _, mean, _ in every] == sorted((mean for _, mean, _ in every), reverse=True)
+    for word, mean, count in every:
+        assert mean == pytest.approx(np.mean(sums[word]))
+        assert count == len(sums[word])
+    assert "the" not in {word for word, _, _ in top_words(scored, method="flow", min_count=1)}
+    assert all(count >= 30 for _, _, count in top_words(scored, min_count=30, common=True))
+    with pytest.raises(af.OptionError, match="holds no method 'rolout'; it has raw, rollout, flow"):
+        top_words(scored, method="rolout")
+
+
+def test_words_are_joined_from_subwords(texts: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    begun(texts, folder, limit=1)
+    row = table(folder).slice(0, 1).to_pylist()[0] | {
+        "tokens": ["[CLS]", "Cab", "##inets", "."],
+        "special": [True, False, False, False],
+        "words": [None, 0, 0, 1],
+        "rollout": [[0.1, 0.2, 0.3, 0.4]],
+    }
+    manifest = Manifest.read(folder)
+    schema = corpus_shard.result_schema(["rollout"], [])
+    manifest.shards[0] = write_shard(folder, 0, pa.Table.from_pylist([row], schema=schema), corpus_shard.error_table([]))
+    manifest.write(folder)
+    ((word, mean, count),) = top_words(folder, min_count=1)
+    assert (word, count) == ("cabinets", 1)
+    assert mean == pytest.approx(0.5)
+
+
+def test_the_commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: Any, status: int = 0) -> str:
+        assert inside(monkeypatch, *arguments) == status
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    out = tmp_path / "out"
+    run = ["corpus", "run", texts, "--out", out, "--methods", "rollout,flow", "--importance", "blank_out", "--shard-rows", "20"]
+    assert "49 texts in 3 shards; 1 errors" in said(*run)
+    truncate(out / "shard-00001.parquet")
+    assert "shard-00001.parquet is not what was written: its checksum differs" in said("corpus", "verify", out, status=1)
+    assert "note: shard-00001.parquet is missing or damaged: it is computed again" in said(*run)
+    assert "whole; 50 rows, 1 of them errors, in 3 shards" in said("corpus", "verify", out)
+    shown = said("corpus", "status", out)
+    assert "rows: 50 of 50" in shown
+    assert "errors: 1 (1 empty)" in shown
+    assert "rows a second" in shown
+    assert said("evaluate", out) == said("corpus", "evaluate", out)
+    assert "| blank_out | flow | 6 |" in said("evaluate", out, "--methods", "flow", "--out", tmp_path / "report.csv")
+    assert len((tmp_path / "report.csv").read_text().splitlines()) == 2
+    assert "| word | mean flow | count |" in said("corpus", "top", out, "--method", "flow", "--min-count", "2")
+    for arguments, message in {
+        ("evaluate", "verb-number"): "needs a model and a file of texts, or the folder of a corpus alone",
+        ("evaluate", out, "--layers", "6"): "leave out --layers",
+        ("evaluate", out, "--against", "input_gradient"): "holds no importance 'input_gradient'; it has blank_out",
+        ("corpus", "top", out, "--method", "raw"): "holds no method 'raw'; it has rollout, flow",
+        ("corpus", "top", out, "--min-count", "9999"): "give a smaller --min-count",
+        ("corpus", "status", tmp_path): "is no corpus folder",
+        (*run[:-1], "21"): "option shard_rows was 20 and is 21",
+        (*run, "--layers", "six"): "--layers must be numbers like 1,6; got 'six'",
+    }.items():
+        line = said(*arguments, status=2)
+        assert message in line
+        assert line.startswith("attnflow: ")
+        assert line.count("\n") == 1
+
+
+def test_without_pyarrow_the_extra_is_named(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for use in (lambda: begun(texts, tmp_path / "out"), lambda: af.read_corpus(tmp_path)):
+        with pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[corpus\]'"):
+            use()
