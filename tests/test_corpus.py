@@ -251,6 +251,7 @@ HOSTILE = [
     "\ufeffkey \u0301\u0327\ufffd\uffff".encode(),
     b"the key to the cabinets",
     b"null",
+    b"\x00key\x00",
     b"=1+1",
 ]
 
@@ -465,6 +466,23 @@ def test_what_changed_is_refused_by_name(texts: Path, tmp_path: Path) -> None:
     assert verify_corpus(out) == []
 
 
+def test_an_input_that_changes_while_it_is_read_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, before = vars(corpus)["compute_shard"], texts.read_text()
+
+    def changing(model: Any, job: Any, rows: Any) -> Any:
+        texts.write_text(before.replace("key", "man"))
+        return compute(model, job, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "compute_shard", changing)
+        with pytest.raises(af.FileError, match=r"texts\.csv changed while it was read"):
+            begun(texts, tmp_path / "out")
+    assert corpus_status(tmp_path / "out").shards_done == 0
+    texts.write_text(before)
+    begun(texts, tmp_path / "out")
+    assert verify_corpus(tmp_path / "out") == []
+
+
 def test_a_second_run_at_the_same_time_is_refused(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with open(tmp_path / "out" / ".lock", "a") as lock:
@@ -559,11 +577,12 @@ def test_verify_finds_gaps_and_repeats_that_checksums_do_not(texts: Path, tmp_pa
 # ---- memory -----------------------------------------------------------------------------------------------------------------------
 
 
+# VmHWM, since ru_maxrss begins with that of the process that started this one
 MEASURED = """
-import resource, sys
+import sys
 import attnflow as af
 af.explain_corpus(sys.argv[1], sys.argv[2], methods=["rollout"], layers=[6], shard_rows=500)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 

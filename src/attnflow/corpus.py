@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,12 @@ from attnflow.corpus_folder import (
     merge_errors,
     shard_errors_path,
     shard_path,
+    sweep,
     write_shard,
 )
 from attnflow.corpus_input import Row, Source, fingerprint, source_of
 from attnflow.corpus_shard import Job, compute_shard, model_fingerprint, one_thread, plan_job
-from attnflow.errors import FileError, OptionError
+from attnflow.errors import AttnFlowError, FileError, OptionError
 from attnflow.graph import RESIDUAL
 from attnflow.loading import BUNDLED, load
 from attnflow.models import Model, require_torch
@@ -111,8 +112,14 @@ def explain_corpus(
                 manifest.seconds = before + time.perf_counter() - began
                 manifest.write(folder)
                 tick(min(manifest.rows, len(manifest.shards) * manifest.shard_rows), manifest.rows)
-        if len(manifest.shards) < manifest.count:
-            raise FileError(f"the input ended early, after {len(manifest.shards)} of {manifest.count} shards: it changed while it was read")
+        changed = [
+            each["file"] for each, path in zip(manifest.inputs, source.paths, strict=True) if not is_whole(Path(path), each["sha256"])
+        ]
+        if missing and (changed or len(manifest.shards) < manifest.count):
+            for index in missing:  # nobody knows what these were computed from
+                manifest.shards.pop(index, None)
+            manifest.write(folder)
+            raise FileError(f"{', '.join(changed) or 'the input'} changed while it was read: give it as it was when {folder} was begun")
         if missing or not is_whole(folder / ERRORS, manifest.errors_sha256):
             manifest.errors_sha256 = merge_errors(folder, manifest)
             manifest.write(folder)
@@ -134,8 +141,7 @@ def planned(folder: Path, source: Source, job: Job, model: dict[str, str], shard
     options["limit"] = source.limit
     prints = [fingerprint(path) for path in source.paths]
     inputs = [{"file": name, "bytes": size, "sha256": sha} for name, (size, sha) in zip(source.names, prints, strict=True)]
-    for leftover in folder.glob(".attnflow-*"):  # of a run that was killed while it wrote
-        leftover.unlink(missing_ok=True)
+    sweep(folder)
     if (folder / MANIFEST).exists():
         manifest = Manifest.read(folder)
         refuse_changes(folder, manifest, inputs, model, options, shard_rows)
@@ -228,40 +234,49 @@ def in_turn(model: Model, job: Job, folder: Path, work: Iterable[tuple[int, list
 
 
 def in_processes(name: str, job: Job, folder: Path, work: Iterator[tuple[int, list[Row]]], workers: int) -> Iterator[tuple[int, Shard]]:
-    """Shards in processes that load the model once, as they become ready; one more than there are processes waits in memory."""
+    """Shards in processes that load the model once, as they become ready; each process has one shard at a time."""
     import multiprocessing
-    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing.connection import wait
 
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(name,))
-    running: dict[Future[Shard], int] = {}
+    crew: dict[Any, Any] = {}  # from a connection to its process
+    busy: list[Any] = []
     try:
-        for index, rows in work:
-            running[pool.submit(in_worker, job, folder, index, rows)] = index
-            while len(running) > workers:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
-    except BrokenProcessPool as error:
-        raise FileError("a worker died (out of memory, or killed): the same command goes on from here; use fewer workers") from error
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            crew[ours] = context.Process(target=work_for, args=(theirs, name, job, folder), daemon=True)
+            crew[ours].start()
+            theirs.close()  # so that the end of the process is heard
+        for connection, task in zip(crew, work, strict=False):
+            connection.send(task)
+            busy.append(connection)
+        while busy:
+            ready: list[Any] = wait(busy)
+            for connection in ready:
+                answer = connection.recv()
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+                busy.remove(connection)
+                for task in islice(work, 1):
+                    connection.send(task)
+                    busy.append(connection)
+    except (EOFError, ConnectionError) as error:
+        raise FileError("a worker died (out of memory, or killed): the same command goes on; perhaps with fewer workers") from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        for process in crew.values():  # at once: whatever they are at, nothing is half-written under its own name
+            process.kill()
+            process.join()
+        sweep(folder)
 
 
-at_work: list[Model] = []  # the model of a worker process
-
-
-def start_worker(name: str) -> None:
-    """Load the model, with one thread; and end when the process that gives the work does, even by SIGKILL."""
+def work_for(connection: Any, name: str, job: Job, folder: Path) -> None:
+    """What a worker process does: load the model, then shard after shard; it ends with the process that gives the work."""
     import multiprocessing
     import signal
     import threading
+    import traceback
     from multiprocessing.connection import wait
-
-    import torch
 
     parent = multiprocessing.parent_process()
 
@@ -272,10 +287,15 @@ def start_worker(name: str) -> None:
 
     threading.Thread(target=follow, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its workers
-    torch.set_num_threads(1)
-    at_work.append(load(name))
-
-
-def in_worker(job: Job, folder: Path, index: int, rows: list[Row]) -> Shard:
-    """What a worker process does with a shard."""
-    return finish_shard(at_work[0], job, folder, index, rows)
+    try:
+        with one_thread():
+            model = load(name)
+            while True:
+                index, rows = connection.recv()
+                connection.send((index, finish_shard(model, job, folder, index, rows)))
+    except EOFError:
+        return
+    except AttnFlowError as error:
+        connection.send(error)
+    except Exception:
+        connection.send(RuntimeError(traceback.format_exc()))

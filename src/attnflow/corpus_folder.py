@@ -135,6 +135,12 @@ def made(out: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write."""
+    for leftover in folder.glob(".attnflow-*"):
+        leftover.unlink(missing_ok=True)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """A block in which no other run may use the folder; the lock goes with the process, however it ends."""
