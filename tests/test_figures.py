@@ -17,7 +17,7 @@ from matplotlib.font_manager import FontProperties
 from PIL import Image
 
 import attnflow as af
-from attnflow import drawing, figures, terminal
+from attnflow import drawing, figure_graphs, figures, terminal
 from attnflow.evaluate import Scored
 from attnflow.figures import Drawing
 from tests.oracles import attention
@@ -182,7 +182,7 @@ def test_edges_show_the_values_by_width_and_opacity() -> None:
     lines, largest = drawn.artists["edges"], ROLLOUT.values.max()
     edges = ends_of(lines)
     weights = np.array([ROLLOUT.at(query, layer)[key] for layer, query, key in edges])
-    assert np.allclose(lines.get_linewidths(), drawing.thickness(SIZE) * weights / largest)
+    assert np.allclose(lines.get_linewidths(), figure_graphs.thickness(SIZE) * weights / largest)
     assert np.allclose(lines.get_colors()[:, 3], 0.04 + 0.96 * weights / largest)
     assert (np.diff(weights) >= 0).all()  # the strongest on top
     assert len(edges) == len(set(edges)) == (ROLLOUT.values > drawing.FAINTEST * largest).sum()
@@ -239,7 +239,7 @@ def test_compared_graphs_share_one_scale() -> None:
     for name, result in EXPLAINED.methods.items():
         lines = drawn.artists[name]["edges"]
         weights = np.array([result.at(query, layer)[key] for layer, query, key in ends_of(lines)])
-        assert np.allclose(lines.get_linewidths(), drawing.thickness(SIZE) * weights / largest)
+        assert np.allclose(lines.get_linewidths(), figure_graphs.thickness(SIZE) * weights / largest)
         assert {query for _, query, _ in ends_of(drawn.artists[name]["front"])} == {1}
     assert [ax.get_title() for ax in drawn.axes] == ["raw attention", "attention rollout", "attention flow"]
 
@@ -250,7 +250,7 @@ def test_paths_carry_the_flow_and_the_cut_is_marked() -> None:
     flows = np.array([best.edges[layer - 2, query, key] for layer, query, key in ends_of(drawn.artists["edges"])])
     assert (flows > 0).all()
     shares = flows / best.edges.max()
-    assert np.allclose(drawn.artists["edges"].get_linewidths(), drawing.thickness(SIZE) * (0.25 + 0.75 * shares))
+    assert np.allclose(drawn.artists["edges"].get_linewidths(), figure_graphs.thickness(SIZE) * (0.25 + 0.75 * shares))
     assert tuple(ends_of(drawn.artists["cut"])) == best.cut
     assert drawn.artists["ends"].get_offsets().tolist() == [[1, 3], [2, 1]]
     assert f"maximum flow {best.value:.3g}" in drawn.axes[0].get_title()

@@ -236,6 +236,8 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
         (lambda m: af.blank_out(m, TEXT, replacement=3.5), "replacement must be whole numbers; got 3.5"),  # type: ignore[arg-type]
         (lambda m: af.blank_out(m, [TEXT], [0, 1]), "targets must be one for all inputs or one for each; got 2 for 1 inputs"),
         (lambda m: af.blank_out(m, TEXT, replacement="zorb"), "replacement must be a token of the model's vocabulary"),
+        (lambda m: af.blank_out(m, TEXT, batch_tokens=0), "batch_tokens must be at least 1; got 0"),
+        (lambda m: af.capture(m, TEXT, batch_tokens=-5), "batch_tokens must be at least 1; got -5"),
         (lambda m: af.blank_out(m, TEXT, replacement=10**9), "an id from 0 to"),
         (lambda m: af.input_gradient(m, TEXT, of="loss"), "unknown of='loss'; choose from probability, logit"),
         (lambda m: af.input_gradient(m, TEXT, reduce="max"), "unknown reduce='max'; choose from sum, norm, times_input"),

@@ -5,7 +5,6 @@ The numbers depend on the rows of the shard and on the job alone, to the last bi
 
 import hashlib
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ import numpy as np
 
 from attnflow.capture import capture, capture_batch
 from attnflow.corpus_input import Row, clean, is_decodable
-from attnflow.errors import AttnFlowError, OptionError, SaturationWarning
+from attnflow.errors import AttnFlowError, OptionError
+from attnflow.evaluate import queried
 from attnflow.graph import AttentionGraph, Floats, integers
 from attnflow.importance import IMPORTANCES
 from attnflow.methods import METHODS
@@ -156,7 +156,7 @@ def examine(model: Model, job: Job, row: Row) -> "tuple[Encoded, int | None] | F
     target = None
     if job.importance and row.label is not None:
         try:
-            target = model.target(int(row.label) if row.label.isdecimal() and len(row.label) < 10 else row.label)
+            target = model.target(row.label)
         except AttnFlowError as error:
             return Failure(row, LABEL, str(error))
     return encoded, target
@@ -203,15 +203,10 @@ def score(model: Model, job: Job, batch: Sequence[tuple[Row, Encoded, int | None
 
 def token_attention(model: Model, job: Job, name: str, graph: AttentionGraph, encoded: Encoded) -> Floats:
     """[layer, token] of one method at the position, or over the positions, that the job says."""
-    position = model.focal(encoded, causal=graph.causal) if job.position == "focal" else job.position
-    positions = None if position in ("max", "mean") else [position]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SaturationWarning)
-        values = METHODS[name](graph, layers=job.layers[name], positions=positions, normalize=job.normalize).values
-    reduced: Floats = values.mean(axis=1) if position == "mean" else values.max(axis=1)  # of [layer, query, token]
-    if not np.isfinite(reduced).all():
+    found = queried(model, name, graph, encoded, job.position, layers=job.layers[name], normalize=job.normalize)
+    if not np.isfinite(found).all():
         raise OptionError(f"{name} of this text is not finite")
-    return reduced
+    return found
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------------------

@@ -291,14 +291,19 @@ class Job:
         if not self.layers:
             found = range(1, graph.depth + 1) if self.wanted is None else self.wanted
             self.layers = tuple(dict.fromkeys(integers(found, "layers")))
-        position = self.model.focal(encoded, causal=graph.causal) if self.query == "focal" else self.query
-        positions = None if position in ("max", "mean") else [position]
         options = {"workers": self.workers} if name == "flow" else {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SaturationWarning)  # that flow says little shows in the correlation
-            values = METHODS[name](graph, layers=self.layers, positions=positions, **options).values  # [layer, query, token]
-        reduced: Floats = values.mean(axis=1) if self.query == "mean" else values.max(axis=1)
-        return reduced
+        return queried(self.model, name, graph, encoded, self.query, layers=self.layers, **options)
+
+
+def queried(model: Model, name: str, graph: Any, encoded: Encoded, query: str | int, **options: Any) -> Floats:
+    """[layer, token] of one method at the position that a query means, or over all: "focal", "max", "mean" or a number."""
+    position = model.focal(encoded, causal=graph.causal) if query == "focal" else query
+    positions = None if position in ("max", "mean") else [position]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SaturationWarning)  # that flow says little shows in what is made of it
+        values = METHODS[name](graph, positions=positions, **options).values  # [layer, query, token]
+    reduced: Floats = values.mean(axis=1) if query == "mean" else values.max(axis=1)
+    return reduced
 
 
 def read_examples(path: str | os.PathLike[str], model: Model, limit: int | None = None) -> list[Any]:

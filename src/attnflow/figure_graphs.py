@@ -7,26 +7,27 @@ import numpy as np
 
 from attnflow.drawing import (
     COLOURS,
+    COLUMN,
+    FAINTEST,
+    LABEL,
     MARKED,
     OTHER_COLOURS,
+    PAGE,
+    WIDEST,
     Drawing,
-    at,
-    check_orientation,
     check_result,
     check_shape,
-    draw_edges,
-    edges_of,
     figure_of,
     given_axes,
-    graph_frame,
-    graph_size,
+    label_room,
     labels,
     largest,
+    layer_ticks,
     method_title,
-    neighbouring,
     paper,
     style,
-    thickness,
+    token_ticks,
+    width_for,
 )
 from attnflow.errors import OptionError
 from attnflow.explain import Explanation
@@ -35,6 +36,9 @@ from attnflow.results import MaxFlow, TokenAttention, listed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
+
+    from attnflow.drawing import Numbers
 
 LEGIBLE = 40  # tokens up to which a graph shows all its edges
 STRONGEST = 400  # edges that it shows beyond
@@ -188,6 +192,118 @@ def chosen_count(strongest: int | None, size: int) -> int | None:
     if strongest < 1:
         raise OptionError(f"strongest must be a whole number of edges, at least 1; got {strongest}")
     return strongest
+
+
+# ---- nodes and edges ---------------------------------------------------------------------------------------------------------------
+
+
+def check_orientation(orientation: str) -> None:
+    """One of the two."""
+    if orientation not in ("up", "right"):
+        raise OptionError(f"unknown orientation {orientation!r}; choose from up, right: where higher layers stand")
+
+
+def neighbouring(result: TokenAttention) -> list[int]:
+    """The layers whose edges have nodes at both ends: the layer below was computed too, or is the one that the result goes down to."""
+    known = set(result.layers)
+    below = known | {result.bottom} if result.bottom is not None else {layer - 1 for layer in known}
+    kept = [layer for layer in sorted(known) if layer - 1 in below or layer + 1 in known]
+    if not kept:
+        raise OptionError(
+            f"a graph needs neighbouring layers; this result has layers {listed(result.layers)}"
+            f" down to layer {result.bottom}: compute them with layers=range({(result.bottom or 0) + 1}, {max(known) + 1})"
+        )
+    return kept
+
+
+def edges_of(
+    values: Floats, layers: Sequence[int], positions: Sequence[int], count: int | None, always: int | None = None
+) -> tuple["Numbers", Floats, str]:
+    """(layer, query, key) [edge, 3] and weight [edge] of the strongest edges, the weakest first, and a note where some are left out.
+
+    always: a position whose edges are all kept.
+    """
+    place, row, key = np.nonzero(values > FAINTEST * largest([values]))
+    edges = np.stack([np.asarray(layers, int)[place], np.asarray(positions, int)[row], key], axis=1)
+    weights = values[place, row, key]
+    order = np.argsort(weights, kind="stable")
+    if count is None or count >= len(edges):
+        return edges[order], weights[order], ""
+    kept = np.zeros(len(edges), bool)
+    kept[order[-count:]] = True
+    if always is not None:
+        kept |= edges[:, 1] == always
+    note = f"\nstrongest {count:,} of {np.count_nonzero(values):,} edges" + ("" if always is None else f", and all of position {always}")
+    return edges[order[kept[order]]], weights[order[kept[order]]], note
+
+
+def at(orientation: str, layer: int, position: int) -> tuple[float, float]:
+    """Where a node stands."""
+    return (position, layer) if orientation == "up" else (layer, position)
+
+
+def draw_edges(
+    ax: "Axes",
+    edges: "Numbers",
+    weights: Floats,
+    scale: float,
+    colour: str,
+    orientation: str,
+    *,
+    thickest: float,
+    thinnest: float = 0.0,
+    opacity: tuple[float, float],
+    zorder: int = 1,
+    **options: Any,
+) -> "LineCollection":
+    """Lines from (layer, query) to (layer-1, key): weights from 0 to scale are thinnest to thickest, in points, and opacity[0] to [1]."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgba
+
+    share = np.minimum(weights / scale, 1.0)
+    colours = np.tile(to_rgba(colour), (len(edges), 1))
+    colours[:, 3] = opacity[0] + (opacity[1] - opacity[0]) * share
+    segments = [[at(orientation, layer, query), at(orientation, layer - 1, key)] for layer, query, key in edges.tolist()]
+    widths = thinnest + (thickest - thinnest) * share
+    lines = LineCollection(segments, linewidths=widths, colors=colours, capstyle="butt", zorder=zorder, **options)
+    ax.add_collection(lines)
+    return lines
+
+
+def thickness(size: int) -> float:
+    """Points of the strongest edge's line: finer where tokens stand closer."""
+    return 2.6 if size <= 16 else 1.6
+
+
+def graph_size(depth: int, tokens: Sequence[str], orientation: str, panels: int = 1) -> tuple[float, float]:
+    """Inches, across and down, of graphs side by side."""
+    names, size = label_room(tokens), len(tokens)
+    if orientation == "up":
+        width = width_for(size) if panels == 1 else max(PAGE, panels * size * LABEL + 0.6)
+        return min(WIDEST, width), float(np.clip(3.0 / depth, 0.26, 0.6)) * depth + 0.5 + names
+    needed = names + 0.3 + panels * ((0.11 if size <= 16 else 0.2) * depth + 0.4)  # steep edges need more room
+    width = COLUMN if needed <= COLUMN and panels == 1 else max(PAGE, needed)
+    return width, min(WIDEST, max(1.6, size * LABEL * 1.25 + 0.6))
+
+
+def graph_frame(ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orientation: str, position: int | None) -> Any:
+    """The nodes, the tokens at the input, the numbers of the layers."""
+    rows = sorted({*layers, *(layer - 1 for layer in layers)})
+    nodes = np.array([at(orientation, row, place) for row in rows for place in range(len(tokens))], dtype=float)
+    chosen = np.array([place == position for _ in rows for place in range(len(tokens))])
+    ends = ((rows[0] - 0.2, rows[-1] + 0.2), (-0.6, len(tokens) - 0.4))
+    if orientation == "up":
+        ax.set(xlim=ends[1], ylim=ends[0], ylabel="layer")
+    else:
+        ax.set(xlim=ends[0], ylim=ends[1][::-1], xlabel="layer")
+    every = range(rows[0], rows[-1] + 1)
+    token_ticks(ax, tokens, along="x" if orientation == "up" else "y", chosen=position)
+    layer_ticks(ax, every, every, along="y" if orientation == "up" else "x", ground="input" if orientation == "up" else "0")
+    ax.spines[:].set_visible(False)
+    dot = 9 if len(tokens) <= 16 else 4
+    return ax.scatter(
+        nodes[:, 0], nodes[:, 1], s=np.where(chosen, 1.8 * dot, dot), c=np.where(chosen, "black", "0.35"), linewidth=0, zorder=3
+    )
 
 
 # ---- checks, of the other figures too -------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def input_gradient(
         raise OptionError(f"unknown reduce={reduce!r}; choose from {', '.join(REDUCTIONS)}")
     model, many, encoded, targets = prepared(model, inputs, target, "input_gradient")
     results: dict[int, Importance] = {}
-    for batch in batches(encoded, batch_tokens or model.batch_tokens):
+    for batch in batches(encoded, model.batch_tokens if batch_tokens is None else batch_tokens):
         chosen = [encoded[place] for place in batch]
         embedded: list[torch.Tensor] = []
 
@@ -229,7 +229,7 @@ def watch(model: Model, variants: Sequence[Variant], batch_tokens: int | None) -
 
     found: dict[int, tuple[int, float]] = {}
     with evaluating(model.model), torch.no_grad():
-        for batch in batches([variant.encoded for variant in variants], batch_tokens or model.batch_tokens):
+        for batch in batches([variant.encoded for variant in variants], model.batch_tokens if batch_tokens is None else batch_tokens):
             chosen = [variants[place] for place in batch]
             arguments = model.batch([variant.encoded for variant in chosen])
             for row, variant in enumerate(chosen):

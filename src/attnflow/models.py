@@ -377,6 +377,9 @@ def are_many(inputs: Any) -> bool:
 
 def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
     """Places of inputs that run together: of similar length, and not too many tokens."""
+    (batch_tokens,) = integers([batch_tokens], "batch_tokens")
+    if batch_tokens < 1:
+        raise OptionError(f"batch_tokens must be at least 1; got {batch_tokens}")
     batch: list[int] = []
     for place in sorted(range(len(encoded)), key=lambda place: len(encoded[place].tokens)):
         if batch and (len(batch) + 1) * len(encoded[place].tokens) > batch_tokens:
