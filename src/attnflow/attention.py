@@ -23,6 +23,7 @@ from attnflow.graph import (
     masked,
     names_of,
     positions_of,
+    slabs,
     stack_layers,
     take_out,
     to_array,
@@ -157,7 +158,7 @@ class Attention:
         )
 
     def _fuse(self, heads: str | int | Callable[..., Array]) -> Floats:
-        """[layer, query, key] in float64, rows sum to 1, one layer at a time."""
+        """[layer, query, key] in float64, rows sum to 1, slab by slab; a user's function has one layer at a time."""
         if not isinstance(heads, str | int | np.integer | Callable):
             raise OptionError(f"heads must be a name, a head's number or a function; got {heads!r}")
         if self.fused is not None and heads not in (self.fused, "mean"):
@@ -165,26 +166,20 @@ class Attention:
         if isinstance(heads, str):
             if heads not in FUSIONS:
                 raise OptionError(f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, a head's number or a function")
-            fuse = FUSIONS[heads]
-        elif callable(heads):
-            fuse = heads
-        else:
+        elif not callable(heads):
             (head,) = integers([heads], "heads")
             self._check_head(head)
-            return np.stack([renormalise(layer[head].astype(np.float64)) for layer in self.weights])
-        fused = []
-        for number, layer in enumerate(self.weights, start=1):
-            try:
-                matrix = np.asarray(fuse(layer.astype(np.float64), axis=0), dtype=np.float64)
-            except (TypeError, ValueError) as error:
-                raise OptionError(f"a head fusion is called as f(weights, axis=0) and must give an array; it failed: {error}") from error
-            if matrix.shape != layer.shape[1:] or not np.isfinite(matrix).all() or (matrix < 0).any():
-                raise OptionError(
-                    f"a head fusion must turn [head, query, key] into [query, key], finite and not negative;"
-                    f" in layer {number} it gave shape {matrix.shape} for {layer.shape}"
-                )
-            fused.append(renormalise(matrix))
-        return np.stack(fused)
+        fused = np.empty((self.depth, self.size, self.size))
+        for layers in slabs(self.weights):
+            part = self.weights[layers].astype(np.float64)  # [layer, head, query, key]
+            if isinstance(heads, str):
+                matrices = FUSIONS[heads](part, axis=1)
+            elif callable(heads):
+                matrices = np.stack([fused_by(heads, layer, number) for number, layer in enumerate(part, start=layers.start + 1)])
+            else:
+                matrices = part[:, head]
+            fused[layers] = renormalise(matrices)
+        return fused
 
     def _top_head(self, top_head: tuple[int, int]) -> tuple[int, int]:
         if np.shape(top_head) != (2,):
@@ -271,8 +266,22 @@ class Attention:
         return f"<Attention: {layers}, {heads}, {self.size} {'causal ' if self.causal else ''}positions>"
 
 
+def fused_by(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats:
+    """[query, key] of layer [head, query, key] by a function of the user's, or an error that names the layer's number."""
+    try:
+        matrix = np.asarray(fusion(layer, axis=0), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"a head fusion is called as f(weights, axis=0) and must give an array; it failed: {error}") from error
+    if matrix.shape != layer.shape[1:] or not np.isfinite(matrix).all() or (matrix < 0).any():
+        raise OptionError(
+            f"a head fusion must turn [head, query, key] into [query, key], finite and not negative;"
+            f" in layer {number} it gave shape {matrix.shape} for {layer.shape}"
+        )
+    return matrix
+
+
 def renormalise(matrix: Floats) -> Floats:
-    """A fused [query, key] with rows that sum to 1; a row with nothing left looks at itself."""
+    """Fused [..., query, key] with rows that sum to 1; a row with nothing left looks at itself."""
     return take_out(matrix, ())
 
 

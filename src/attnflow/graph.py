@@ -5,7 +5,7 @@ for l = 1..depth. Nodes are (l, position); edges lead from (l, query) down to (l
 The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual * (query == key)`, so the edges out of a node sum to 1.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
@@ -24,6 +24,7 @@ ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by 
 ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}  # ... and still be left as it is, so that what was saved loads bit for bit
 LARGE = 2**31  # beyond this no layer, head or position is numbered
 LEAK = 1e-6  # how much weight may stand where a mask says there is none
+SLAB = 2**16  # numbers of the layers that are worked on together: few layers of a long input, all of a short one
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -180,7 +181,7 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
 
 
 def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = (), copy: bool = True) -> Array:
-    """weights [layer, ..., query, key] with rows that sum to 1, renormalised in float64 layer by layer, or an error with the place.
+    """weights [layer, ..., query, key] with rows that sum to 1, renormalised in float64 slab by slab, or an error with the place.
 
     precision: the bytes a number had. Rows of the positions in `skip` are not looked at. copy=False: the array itself is renormalised.
     """
@@ -189,34 +190,44 @@ def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = (), copy
     if weights.size == 0:
         raise WeightsError(f"weights are empty; got shape {weights.shape}: at least one layer, head and token are needed")
     checked = np.empty(weights.shape, np.float64 if precision == 8 else np.float32) if copy else weights
-    for number, given in enumerate(weights):
-        layer = given.astype(np.float64, order="C")
-        bad = ~np.isfinite(layer) | (layer < 0)
+    for layers in slabs(weights):
+        part = weights[layers].astype(np.float64, order="C")
+        bad = ~np.isfinite(part) | (part < 0)
         if bad.any():
             place = first_true(bad)
-            raise WeightsError(f"weights must be finite and not negative; got {layer[place]} at {where(weights, number, place)}")
+            raise WeightsError(f"weights must be finite and not negative; got {part[place]} at {where(weights, layers.start, place)}")
         with np.errstate(over="ignore"):
-            sums = layer.sum(axis=-1, keepdims=True)
-        off = np.abs(sums[..., 0] - 1) > ROW_TOLERANCE[precision]
-        off[..., list(skip)] = False
+            sums = part.sum(axis=-1, keepdims=True)
+        distance = np.abs(sums - 1)
+        off = distance[..., 0] > ROW_TOLERANCE[precision]
+        if skip:
+            off[..., list(skip)] = False
         if off.any():
             place = first_true(off)
             raise WeightsError(
-                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {where(weights, number, place)} sums to"
+                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {where(weights, layers.start, place)} sums to"
                 f" {sums[place][0]:.6g} (are these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
-        checked[number] = np.divide(layer, sums, out=layer, where=(sums > 0) & (np.abs(sums - 1) > ROUNDING[precision]))
+        checked[layers] = np.divide(part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision]))
     return checked
+
+
+def slabs(weights: Array) -> Iterator[slice]:
+    """Some layers of weights [layer, ...] after others, as many together as SLAB allows, at least one."""
+    step = max(1, SLAB // max(1, weights[0].size))
+    for start in range(0, len(weights), step):
+        yield slice(start, start + step)
 
 
 def first_true(flags: Array) -> tuple[int, ...]:
     return tuple(int(index) for index in np.argwhere(flags)[0])
 
 
-def where(weights: Array, number: int, place: tuple[int, ...]) -> str:
-    """Name a place in one layer of weights [layer, query, key] or [layer, head, query, key]; the last axes may be left out."""
+def where(weights: Array, first: int, place: tuple[int, ...]) -> str:
+    """Name a place in weights [layer, query, key] or [layer, head, query, key], from layer `first` on; last axes may be left out."""
     axes = ["head", "query", "key"] if weights.ndim == 4 else ["query", "key"]
-    return ", ".join([f"layer {number + 1}", *(f"{axis} {index}" for axis, index in zip(axes, place, strict=False))])
+    layer, *rest = place
+    return ", ".join([f"layer {first + layer + 1}", *(f"{axis} {index}" for axis, index in zip(axes, rest, strict=False))])
 
 
 def check_residual(residual: Any) -> float:
@@ -268,7 +279,8 @@ def positions_of(positions: Iterable[int], size: int, what: str = "positions") -
 
 def integers(values: Iterable[Any], what: str) -> list[int]:
     """Whole numbers, or an error that tells which value is none."""
-    for value in (found := [values] if np.ndim(values) == 0 and not isinstance(values, Iterable) else list(iterated(values, what))):  # type: ignore[arg-type]
+    found = list(iterated(values, what)) if isinstance(values, Iterable) else [values]
+    for value in found:
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -LARGE < value < LARGE:
             raise OptionError(f"{what} must be whole numbers; got {value!r}")
     return [int(value) for value in found]
@@ -331,7 +343,7 @@ def apply_mask(weights: Array, causal: bool, windows: Sequence[int | None]) -> A
             place = first_true(outside > LEAK)
             raise WeightsError(
                 f"weights must be 0 where the mask hides a key (causal={causal}, window={window});"
-                f" got {outside[place]:.3g} at {where(weights, number, place)}"
+                f" got {outside[place]:.3g} at {where(weights, number, (0, *place))}"
             )
         if outside.any():
             layer[...] = np.where(hidden, layer.dtype.type(0), layer)
@@ -344,9 +356,13 @@ def take_out(weights: Floats, positions: Sequence[int]) -> Floats:
     """weights [..., query, key] without some positions, rows summing to 1 again; a row with nothing left looks at itself."""
     weights = weights.copy()
     gone = list(positions)
-    weights[..., gone] = 0.0
+    if gone:
+        weights[..., gone] = 0.0
     sums = weights.sum(axis=-1, keepdims=True)
-    weights = np.divide(weights, sums, out=weights, where=sums > 0)
-    weights += np.where(sums > 0, 0.0, np.eye(weights.shape[-1]))
-    weights[..., gone, :] = 0.0
+    left = sums > 0
+    weights = np.divide(weights, sums, out=weights, where=left)
+    if not left.all():
+        weights += np.where(left, 0.0, np.eye(weights.shape[-1]))
+    if gone:
+        weights[..., gone, :] = 0.0
     return weights
