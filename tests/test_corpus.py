@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import spearmanr
 
 import attnflow as af
-from attnflow import corpus, corpus_shard
-from attnflow.corpus_folder import Manifest, shard_path, write_shard
+from attnflow import corpus, corpus_ray, corpus_shard
+from attnflow.corpus_folder import Manifest, pack, shard_path, write_shard
 from attnflow.corpus_input import source_of
 from attnflow.corpus_table import bootstrap, corpus_status, evaluate_corpus, top_words, verify_corpus
 from tests.families import build, word_tokenizer
@@ -215,11 +216,13 @@ def test_a_bad_file_is_one_clear_line(name: str, tmp_path: Path) -> None:
         ({"residual": 1.5}, "residual"),
         ({"limit": 0}, "limit must be a whole number, at least 1; got 0"),
         ({"workers": 0}, "workers must be a whole number, at least 1; got 0"),
-        ({"workers": 2, "model": af.load}, "each of 2 workers loads the model by its name"),
+        ({"workers": 2, "model": af.load}, "each worker loads the model by its name"),
         ({"shard_rows": 10**6}, "shard_rows must be a whole number, at least 1 and at most 100000"),
         ({"batch_tokens": 0}, "batch_tokens must be a whole number, at least 1; got 0"),
         ({"text_column": "body"}, "has no column 'body' (text_column); it has 'text'"),
         ({"id_column": "key"}, "has no column 'key' (id_column)"),
+        ({"engine": "spark"}, "unknown engine 'spark'; choose from local, ray"),
+        ({"address": "auto"}, "give engine='ray' with it"),
         ({"model": "/nowhere/model"}, "cannot load /nowhere/model"),
     ],
 )
@@ -567,7 +570,7 @@ def test_verify_finds_gaps_and_repeats_that_checksums_do_not(texts: Path, tmp_pa
         (good.slice(1), "shard-00001.parquet: rows 10 are missing"),
         (good.drop_columns(["rollout"]), "other columns"),
     ):
-        manifest.shards[1] = write_shard(out, 1, wrong, corpus_shard.error_table([]))
+        manifest.shards[1] = write_shard(out, 1, pack(wrong, corpus_shard.error_table([])))
         manifest.write(out)
         assert any(message in line for line in verify_corpus(out)), message
     shutil.copy(shard_path(out, 2), out / "shard-00009.parquet")
@@ -678,7 +681,7 @@ def test_words_are_joined_from_subwords(texts: Path, tmp_path: Path) -> None:
     }
     manifest = Manifest.read(folder)
     schema = corpus_shard.result_schema(["rollout"], [])
-    manifest.shards[0] = write_shard(folder, 0, pa.Table.from_pylist([row], schema=schema), corpus_shard.error_table([]))
+    manifest.shards[0] = write_shard(folder, 0, pack(pa.Table.from_pylist([row], schema=schema), corpus_shard.error_table([])))
     manifest.write(folder)
     ((word, mean, count),) = top_words(folder, min_count=1)
     assert (word, count) == ("cabinets", 1)
@@ -727,3 +730,32 @@ def test_without_pyarrow_the_extra_is_named(texts: Path, tmp_path: Path, monkeyp
     for use in (lambda: begun(texts, tmp_path / "out"), lambda: af.read_corpus(tmp_path)):
         with pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[corpus\]'"):
             use()
+
+
+def test_without_ray_the_extra_is_named(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[ray\]'"):
+        begun(texts, tmp_path / "out", engine="ray")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(texts: Path, tmp_path: Path) -> None:
+    manifest, threads = begun(texts, tmp_path / "out"), torch.get_num_threads()
+    try:
+        facts = manifest.model["fingerprint"], manifest.versions
+        assert corpus_ray.same_model("verb-number", *facts).name == af.load().name
+        with pytest.raises(af.AttnFlowError, match="the model verb-number has other weights there than where the run was started"):
+            corpus_ray.same_model("verb-number", "0" * 64, manifest.versions)
+        with pytest.raises(af.AttnFlowError, match=r"torch is .* there and 1\.0 where the run was started: install the same"):
+            corpus_ray.same_model("verb-number", facts[0], {**manifest.versions, "torch": "1.0"})
+        actor = corpus_ray.Explainer("/nowhere/model", *facts, corpus_shard.Job(("raw",), {}, "focal", "sum", 0.5, (), 1), None)
+        (answer,) = actor(pa.table({"index": [3], "rows": ["[]"]})).to_pylist()
+        assert "on a machine of the cluster: cannot load /nowhere/model" in answer["problem"]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_the_writer_of_a_cluster_cannot_write_is_told(tmp_path: Path) -> None:
+    packed = pack(pa.table({"id": ["a"]}), corpus_shard.error_table([]))
+    assert "cannot write" in str(corpus_ray.Writer(tmp_path / "gone").write(0, packed))
+    assert corpus_ray.Writer(tmp_path).write(0, packed).rows == 1  # type: ignore[union-attr]

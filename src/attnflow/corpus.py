@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby, islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from attnflow.corpus_folder import (
     locked,
     made,
     merge_errors,
+    pack,
     shard_errors_path,
     shard_path,
     sweep,
@@ -38,6 +39,8 @@ from attnflow.progress import progress_bar
 
 SHARD_ROWS = 1000
 MOST_SHARD_ROWS = 100_000  # a shard is in memory as a whole
+WRITING = 0.05  # the share of the time that writing the manifest, which grows with its shards, may take
+ENGINES = ("local", "ray")
 LIBRARIES = ("attnflow", "torch", "transformers", "numpy", "pyarrow")
 Report = Callable[[str], object]
 
@@ -58,7 +61,9 @@ def explain_corpus(
     importance: Any = (),
     limit: int | None = None,
     batch_tokens: int | None = None,
-    workers: int = 1,
+    workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     shard_rows: int = SHARD_ROWS,
     report: Report = lambda note: None,
 ) -> Manifest:
@@ -68,6 +73,8 @@ def explain_corpus(
     column; an id is by default the file's name and the row's number in it; a label is kept, and is the target of importance. layers: by
     default all for raw and rollout, the top one for flow. position: "focal", where the prediction comes from; "max" or "mean" over
     all; or a number. workers: processes, each with a model of its own and one thread; the result does not depend on their number.
+    engine: "local", where one worker is the default, or "ray", where it is as many as the cluster has GPUs or cores for; address: of a
+    running Ray cluster ("auto": the one of this machine); without it one is started here for as long as the run lasts.
     Rows without a result are in errors.parquet, with the reason. report: told what a user should know. `read_corpus` gives the table.
 
     >>> import attnflow as af
@@ -79,12 +86,21 @@ def explain_corpus(
     source = source_of(inputs, text=text_column, id=id_column, label=label_column, limit=limit)
     if limit is not None:
         check_whole("limit", limit)
-    check_whole("workers", workers)
+    if workers is not None:
+        check_whole("workers", workers)
+    if engine not in ENGINES:
+        raise OptionError(f"unknown engine {engine!r}; choose from {', '.join(ENGINES)}")
+    if address is not None and engine != "ray":
+        raise OptionError(f"an address is that of a Ray cluster: give engine='ray' with it; got {address!r}")
     check_whole("shard_rows", shard_rows, MOST_SHARD_ROWS)
     is_name = isinstance(model, str | os.PathLike)
-    if workers > 1 and not is_name:
-        raise OptionError(f"each of {workers} workers loads the model by its name: give model as a folder or a hub id, or workers=1")
+    if not is_name and (engine == "ray" or (workers or 1) > 1):
+        raise OptionError("each worker loads the model by its name: give model as a folder or a hub id; or workers=1, engine='local'")
     require_torch()
+    if engine == "ray":
+        from attnflow.corpus_ray import on_ray, require_ray
+
+        require_ray(address)
     folder = made(out)
     with locked(folder), one_thread():
         loaded = load(model) if is_name else model if isinstance(model, Model) else Model(model)
@@ -102,16 +118,13 @@ def explain_corpus(
         manifest = planned(folder, source, job, model_facts(name, loaded), shard_rows, report)
         manifest.write(folder)
         missing = [index for index in range(manifest.count) if index not in manifest.shards]
-        with progress_bar(f"explaining {manifest.rows:,} texts") as tick:
-            began, before = time.perf_counter(), manifest.seconds
-            work = shards_of(source, manifest, missing)
-            done = in_processes(name, job, folder, work, workers) if workers > 1 else in_turn(loaded, job, folder, work)
-            del loaded
-            for index, shard in done:
-                manifest.shards[index] = shard
-                manifest.seconds = before + time.perf_counter() - began
-                manifest.write(folder)
-                tick(min(manifest.rows, len(manifest.shards) * manifest.shard_rows), manifest.rows)
+        work = Work(source, shard_rows, frozenset(missing))
+        if engine == "ray":
+            done = on_ray(name, manifest, job, folder, work, workers, address)
+        else:
+            done = in_processes(name, job, folder, work, workers) if workers and workers > 1 else in_turn(loaded, job, folder, work)
+        del loaded
+        keep(folder, manifest, done)
         changed = [
             each["file"] for each, path in zip(manifest.inputs, source.paths, strict=True) if not is_whole(Path(path), each["sha256"])
         ]
@@ -130,6 +143,25 @@ def check_whole(name: str, value: Any, most: int | None = None) -> None:
     """Refuse what is no whole number, at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
         raise OptionError(f"{name} must be a whole number, at least 1{'' if most is None else f' and at most {most}'}; got {value!r}")
+
+
+def keep(folder: Path, manifest: Manifest, done: Iterable[tuple[int, Shard]]) -> None:
+    """Note every shard that is done in the manifest, which is written as often as that takes a small share of the time."""
+    began, before = time.perf_counter(), manifest.seconds
+    written, cost = 0.0, 0.0
+    with progress_bar(f"explaining {manifest.rows:,} texts") as tick:
+        try:
+            for index, shard in done:
+                manifest.shards[index] = shard
+                now = time.perf_counter()
+                manifest.seconds = before + now - began
+                if (now - written) * WRITING >= cost:
+                    manifest.write(folder)
+                    written = time.perf_counter()
+                    cost = written - now
+                tick(min(manifest.rows, len(manifest.shards) * manifest.shard_rows), manifest.rows)
+        finally:
+            manifest.write(folder)
 
 
 # ---- planning -------------------------------------------------------------------------------------------------------------------
@@ -206,17 +238,21 @@ def versions() -> dict[str, str]:
     return found
 
 
-def shards_of(source: Source, manifest: Manifest, missing: Iterable[int]) -> Iterator[tuple[int, list[Row]]]:
-    """The rows of each shard that is missing, one shard at a time."""
-    wanted = set(missing)
-    if not wanted:
-        return
-    for index, rows in groupby(source.rows(), key=lambda row: row.number // manifest.shard_rows):
-        if index in wanted:
-            yield index, list(rows)
-            wanted.remove(index)
-        if not wanted:
-            return
+@dataclass(frozen=True)
+class Work:
+    """The shards that are missing: an iterator over (index, rows), one shard in memory at a time, as often as it is asked for."""
+
+    source: Source
+    shard_rows: int
+    missing: frozenset[int]
+
+    def __iter__(self) -> Iterator[tuple[int, list[Row]]]:
+        last = max(self.missing, default=-1)
+        for index, rows in groupby(self.source.rows(), key=lambda row: row.number // self.shard_rows):
+            if index in self.missing:
+                yield index, list(rows)
+            if index >= last:
+                return
 
 
 # ---- computing ------------------------------------------------------------------------------------------------------------------
@@ -224,21 +260,22 @@ def shards_of(source: Source, manifest: Manifest, missing: Iterable[int]) -> Ite
 
 def finish_shard(model: Model, job: Job, folder: Path, index: int, rows: list[Row]) -> Shard:
     """Compute a shard and write it; what the manifest is to say of it."""
-    return write_shard(folder, index, *compute_shard(model, job, rows))
+    return write_shard(folder, index, pack(*compute_shard(model, job, rows)))
 
 
-def in_turn(model: Model, job: Job, folder: Path, work: Iterable[tuple[int, list[Row]]]) -> Iterator[tuple[int, Shard]]:
+def in_turn(model: Model, job: Job, folder: Path, work: Work) -> Iterator[tuple[int, Shard]]:
     """Each shard in this process."""
     for index, rows in work:
         yield index, finish_shard(model, job, folder, index, rows)
 
 
-def in_processes(name: str, job: Job, folder: Path, work: Iterator[tuple[int, list[Row]]], workers: int) -> Iterator[tuple[int, Shard]]:
+def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) -> Iterator[tuple[int, Shard]]:
     """Shards in processes that load the model once, as they become ready; each process has one shard at a time."""
     import multiprocessing
     from multiprocessing.connection import wait
 
     context = multiprocessing.get_context("spawn")
+    tasks = iter(work)
     crew: dict[Any, Any] = {}  # from a connection to its process
     busy: list[Any] = []
     try:
@@ -247,7 +284,7 @@ def in_processes(name: str, job: Job, folder: Path, work: Iterator[tuple[int, li
             crew[ours] = context.Process(target=work_for, args=(theirs, name, job, folder), daemon=True)
             crew[ours].start()
             theirs.close()  # so that the end of the process is heard
-        for connection, task in zip(crew, work, strict=False):
+        for connection, task in zip(crew, tasks, strict=False):
             connection.send(task)
             busy.append(connection)
         while busy:
@@ -258,7 +295,7 @@ def in_processes(name: str, job: Job, folder: Path, work: Iterator[tuple[int, li
                     raise answer
                 yield answer
                 busy.remove(connection)
-                for task in islice(work, 1):
+                for task in islice(tasks, 1):
                     connection.send(task)
                     busy.append(connection)
     except (EOFError, ConnectionError) as error:

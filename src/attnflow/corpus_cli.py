@@ -39,7 +39,15 @@ def run_command(
     importance: Annotated[str, typer.Option(help="blank_out, input_gradient, or both with a comma.", show_default=False)] = "",
     limit: lab.Limit = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens that run through the model together.", show_default=False)] = None,
-    workers: Annotated[int, typer.Option(help="Processes, each with a model and one thread.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes, each with a model and one thread; 1, on Ray all cores or GPUs, if not given.", show_default=False),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: a Ray cluster.")] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of a Ray cluster, or auto; one is started here if not given.", show_default=False),
+    ] = None,
     shard_rows: Annotated[int, typer.Option(help="Rows of a shard.")] = corpus.SHARD_ROWS,
 ) -> None:
     """Explain every text of some files; the same command goes on after any stop."""
@@ -59,6 +67,8 @@ def run_command(
         limit=limit,
         batch_tokens=batch_tokens,
         workers=workers,
+        engine=engine,
+        address=address,
         shard_rows=shard_rows,
         report=lambda note: typer.echo(f"note: {note}", err=True),
     )

@@ -1,5 +1,7 @@
 """A corpus folder: the manifest, the shards it vouches for, the errors, and the lock; everything is written beside and renamed."""
 
+import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -29,6 +31,16 @@ class Shard:
     sha256: str
     errors_sha256: str | None = None  # of the file with its errors, if there are any
     reasons: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A shard that is computed and not yet written: the files' bytes, which may travel from one machine to another."""
+
+    rows: int  # in its table
+    table: bytes
+    errors: bytes | None
+    reasons: dict[str, int]  # how many rows failed for which reason
 
 
 @dataclass
@@ -97,32 +109,44 @@ def shard_errors_path(folder: Path, index: int) -> Path:
     return folder / f"_errors-{index:05d}.parquet"
 
 
-def write_shard(folder: Path, index: int, table: "pyarrow.Table", errors: "pyarrow.Table") -> Shard:
-    """Write a shard's table, and its errors if there are any, each beside and then renamed."""
-    sha = write_table(shard_path(folder, index), [table], table.schema)
-    of_errors = write_table(shard_errors_path(folder, index), [errors], errors.schema) if len(errors) else None
-    return Shard(len(table), len(errors), sha, of_errors, reasons_of(errors))
+def pack(table: "pyarrow.Table", errors: "pyarrow.Table") -> Packed:
+    """A shard's table, and its errors if there are any, as Parquet."""
+
+    def parquet(content: "pyarrow.Table") -> bytes:
+        write_parquet(file := io.BytesIO(), [content], content.schema)
+        return file.getvalue()
+
+    return Packed(len(table), parquet(table), parquet(errors) if len(errors) else None, reasons_of(errors))
 
 
-def write_table(path: Path, tables: "Iterable[pyarrow.Table]", schema: "pyarrow.Schema") -> str:
-    """Write tables one after the other into one Parquet file; its SHA-256."""
+def write_shard(folder: Path, index: int, packed: Packed) -> Shard:
+    """Write a shard's files, each beside and then renamed; what the manifest is to say of them."""
+
+    def written(path: Path, content: bytes) -> str:
+        write_file(path, lambda file: file.write(content))
+        return hashlib.sha256(content).hexdigest()
+
+    sha = written(shard_path(folder, index), packed.table)
+    of_errors = None if packed.errors is None else written(shard_errors_path(folder, index), packed.errors)
+    return Shard(packed.rows, sum(packed.reasons.values()), sha, of_errors, packed.reasons)
+
+
+def write_parquet(file: Any, tables: "Iterable[pyarrow.Table]", schema: "pyarrow.Schema") -> None:
+    """Write tables, one after the other, to an open file."""
     import pyarrow.parquet as pq
 
-    def write(file: Any) -> None:
-        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-            for table in tables:
-                writer.write_table(table)
-
-    write_file(path, write)
-    return fingerprint(path)[1]
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table)
 
 
 def merge_errors(folder: Path, manifest: Manifest) -> str:
     """Write errors.parquet from the errors of all shards; its SHA-256."""
     import pyarrow.parquet as pq
 
-    parts = (shard_errors_path(folder, index) for index, shard in sorted(manifest.shards.items()) if shard.errors)
-    return write_table(folder / ERRORS, (pq.read_table(path) for path in parts), error_schema())
+    paths = (shard_errors_path(folder, index) for index, shard in sorted(manifest.shards.items()) if shard.errors)
+    write_file(folder / ERRORS, lambda file: write_parquet(file, (pq.read_table(path) for path in paths), error_schema()))
+    return fingerprint(folder / ERRORS)[1]
 
 
 def made(out: str | os.PathLike[str]) -> Path:

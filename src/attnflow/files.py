@@ -24,6 +24,8 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
         with NamedTemporaryFile(dir=target.parent, prefix=".attnflow-", delete=False) as file:
             beside = Path(file.name)
             write(file)
+            file.flush()
+            os.fsync(file.fileno())  # or, after a power cut, an empty file may stand under the final name
         umask = os.umask(0)
         os.umask(umask)
         beside.chmod(0o666 & ~umask)  # temporary files are private, the result is an ordinary file

