@@ -73,6 +73,11 @@ class Cluster:
         options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.nodes.append(subprocess.Popen([*command, "--object-store-memory=200000000", "--block"], env=self.environment, **options))
 
+    def size(self) -> int:
+        """How many nodes have joined."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "status", f"--address={self.address}"]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True).stdout.count(" 1 node_")
+
     def kill(self, node: subprocess.Popen[bytes]) -> None:
         """Everything that a node has started, at once."""
         for pid in [node.pid, *descendants(node.pid)]:
@@ -87,6 +92,7 @@ def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
         made.add()
         wait_for(lambda: is_open(made.port), "the head")
         made.add()
+        wait_for(lambda: made.size() == 2, "the second node")
         yield made
     finally:
         for node in made.nodes:
@@ -163,9 +169,8 @@ def test_a_local_ray_writes_the_same_files(texts: Path, tmp_path: Path, environm
 def test_a_node_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
     out = tmp_path / "out"
     process = run(texts, out, cluster.environment, "--address", cluster.address)
-    wait_for(lambda: shards_done(out) >= 6, "the first shards")
     _, second = cluster.nodes
-    assert actors(second.pid)  # it has work
+    wait_for(lambda: shards_done(out) >= 6 and actors(second.pid), "the first shards, and an actor on the second node")
     cluster.kill(second)
     assert shards_done(out) < SHARDS - 6
     finish(process, out, unbroken)

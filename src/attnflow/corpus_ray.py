@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import socket
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, replace
@@ -26,6 +27,7 @@ from attnflow.models import Model
 
 STALLED = 3600.0  # seconds without any progress after which a pass is given up
 AHEAD = 2  # shards that an actor has in work or waiting
+LEAD = 4  # shards an actor that may be read and not yet written, so that memory stays flat
 QUIET = {  # read when Ray is imported, and started; what the user has set stays
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
@@ -39,24 +41,18 @@ def on_ray(
 ) -> Iterator[tuple[int, Shard]]:
     """Shards as they become ready. What a pass over the data lost, if ever it does, is done in another."""
     with cluster(address, workers) as ray:
-        resources, size = pool(ray, workers, len(work.missing))
+        resources, first, most = pool(ray, workers, len(work.missing))
         at_home = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
-        writer = ray.remote(Writer).options(max_restarts=-1, max_task_retries=-1, **at_home).remote(folder.resolve())
         place = str(Path(name).resolve()) if Path(name).is_dir() else name
-        explainer = {
-            "name": place,
-            "fingerprint": manifest.model["fingerprint"],
-            "versions": versions(),
-            "job": job,
-            "writer": writer,
-        }
+        facts = {"name": place, "fingerprint": manifest.model["fingerprint"], "versions": versions(), "job": job}
         while work.missing:
-            data = shards(ray, work, at_home).map_batches(
+            writer = ray.remote(Writer).options(max_restarts=-1, max_task_retries=-1, **at_home).remote(folder.resolve())
+            data = shards(ray, work, writer, LEAD * most, at_home).map_batches(
                 Explainer,
-                fn_constructor_kwargs=explainer,
+                fn_constructor_kwargs={**facts, "writer": writer},
                 batch_size=None,
                 batch_format="pyarrow",
-                compute=ray.data.ActorPoolStrategy(min_size=1, initial_size=size, max_size=size, max_tasks_in_flight_per_actor=AHEAD),
+                compute=ray.data.ActorPoolStrategy(min_size=1, initial_size=first, max_size=most, max_tasks_in_flight_per_actor=AHEAD),
                 **resources,
             )
             done: set[int] = set()
@@ -124,25 +120,28 @@ def check_address(address: str) -> None:
         raise FileError(f"cannot connect to Ray at {address}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def pool(ray: Any, workers: int | None, most: int) -> tuple[dict[str, float], int]:
-    """What an actor needs, and how many there are: a GPU each if the cluster has them, else a core each."""
+def pool(ray: Any, workers: int | None, tasks: int) -> tuple[dict[str, float], int, int]:
+    """What an actor needs (a GPU if the cluster has them, else a core), how many there are at first, and how many if the cluster grows."""
     has = ray.cluster_resources()
     resources = {"num_cpus": 1.0, "num_gpus": 1.0} if has.get("GPU", 0) >= 1 else {"num_cpus": 1.0}
     slots = int(has.get("GPU", 0)) or int(has.get("CPU", 0))
     if slots < 1:
         raise OptionError("this Ray cluster has no cores to work on: start a node with --num-cpus")
-    return resources, max(1, min(slots, workers or slots, most))
+    most = max(1, min(workers or slots, tasks))
+    return resources, min(slots, most), most
 
 
-def shards(ray: Any, work: Work, at_home: dict[str, Any]) -> Any:
-    """A data set of one block a shard, {"index", "rows"}, read as it is needed by one task on this machine."""
+def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]) -> Any:
+    """A data set of one block a shard, {"index", "rows"}, read on this machine by one task that keeps so many shards before the writer."""
     import pyarrow as pa
 
     here = os.getcwd()
 
     def read() -> Iterator[Any]:
         with contextlib.chdir(here):
-            for index, rows in work:
+            for number, (index, rows) in enumerate(work):
+                while number - ray.get(writer.count.remote()) >= lead:
+                    time.sleep(0.1)
                 yield pa.table({"index": [index], "rows": [json.dumps([astuple(row) for row in rows])]})
 
     class Shards(ray.data.Datasource):
@@ -178,11 +177,18 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.written: set[int] = set()
+
+    def count(self) -> int:
+        """How many shards were written."""
+        return len(self.written)
 
     def write(self, index: int, packed: Packed) -> Shard | str:
         """What the manifest is to say of the shard, or why it could not be written."""
         try:
-            return write_shard(self.folder, index, packed)
+            shard = write_shard(self.folder, index, packed)
+            self.written.add(index)
+            return shard
         except AttnFlowError as error:
             return str(error)
 
