@@ -12,8 +12,10 @@ import argparse
 import json
 import platform
 import random
+import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +35,7 @@ import attnflow as af
 from attnflow import corpus_shard
 from attnflow.capture import capture_batch
 from attnflow.corpus_folder import Packed, pack
-from attnflow.corpus_input import Row
+from attnflow.corpus_input import Row, fingerprint, source_of
 from attnflow.corpus_shard import Job, compute_shard, one_thread, plan_job
 from attnflow.methods import METHODS
 from attnflow.models import Model, batches, evaluating
@@ -42,7 +44,7 @@ from inputs import PARAGRAPHS, folder_of, load
 from peers import EDMONDS_KARP, Peer
 
 CAPTURE, FLOW, WORKERS, RAY = 1.3, 0.20, 1.6, 1.15  # at most; at most; at least; at most
-ROUNDS, ROWS, SHORT = 3, 10_000, 2_000  # SHORT: the run whose time is taken away, as it is nearly all start-up
+ROUNDS, OF_ENGINES, ROWS, SHORT = 3, 5, 10_000, 2_000  # SHORT: the run whose time is taken away, as it is nearly all start-up
 BUNDLED, MINILM = "bundled", "MiniLM"
 # tokens of a text -> how many texts; the bundled model takes at most 64 tokens
 SIZES = {BUNDLED: {10: 1000, 30: 500, 60: 250}, MINILM: {10: 500, 30: 200, 100: 60}}
@@ -63,6 +65,7 @@ class Speed:
     parts: dict[str, float]
     bytes: float
     loop: dict[str, float]
+    blank_out: float | None  # the whole, with blank-out
 
 
 def name_of(model: str) -> str:
@@ -71,13 +74,16 @@ def name_of(model: str) -> str:
 
 
 def texts_of(model: Model, tokens: int, count: int) -> list[str]:
-    """Pieces of English, of words that are one token each, so that each has exactly so many tokens."""
+    """Two pieces of English each, of words that are one token: all texts have exactly so many tokens, and nearly none is there twice."""
     special = len(model.encode("the").ids) - 1
-    known = {word: len(model.encode(word).ids) == 1 + special for word in set(" ".join(PARAGRAPHS).split())}
-    words = [word for word in " ".join(PARAGRAPHS).split() if known[word]]
+    words = [word for word in " ".join(PARAGRAPHS).split() if len(model.encode(word).ids) == 1 + special]
     rng, length = random.Random(0), tokens - special
-    starts = [rng.randrange(len(words)) for _ in range(count)]
-    texts = [" ".join((words[start:] + words)[:length]) for start in starts]
+
+    def piece(size: int) -> list[str]:
+        start = rng.randrange(len(words))
+        return (words[start:] + words)[:size]
+
+    texts = [" ".join(piece(length // 2) + piece(length - length // 2)) for _ in range(count)]
     if {len(model.encode(text).ids) for text in texts} != {tokens}:
         raise SystemExit(f"texts of exactly {tokens} tokens were wanted")
     return texts
@@ -121,9 +127,12 @@ def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
     with clocks() as parts:
         packed = whole()
     found = {each: median(times[each][1:]) for each in tasks}  # the first round compiles, and is left out
-    return Speed(
-        name, tokens, count, **found, parts={part: parts[part] / count for part in PARTS}, bytes=len(packed.table) / count, loop={}
-    )
+    blanked = None
+    if model.task == "sequence classification":
+        some, more = rows[: max(1, count // 10)], replace(job, importance=("blank_out",))
+        blanked = median(seconds_of(lambda: compute_shard(model, more, some)) / len(some) for _ in range(rounds))
+    each_part = {part: parts[part] / count for part in PARTS}
+    return Speed(name, tokens, count, **found, parts=each_part, bytes=len(packed.table) / count, loop={}, blank_out=blanked)
 
 
 @contextmanager
@@ -204,7 +213,7 @@ def engines(quick: bool) -> tuple[list[Figure], list[list[str]]]:
     with TemporaryDirectory() as place:
         for count in (short, long):
             (Path(place) / f"{count}.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts[:count]), encoding="utf-8")
-        for turn in range(1 if quick else ROUNDS):
+        for turn in range(1 if quick else OF_ENGINES):
             for kind, options in kinds.items():
                 for count in (short, long):
                     task = partial(af.explain_corpus, Path(place) / f"{count}.csv", Path(place) / f"{kind} {count} {turn}", **options)
@@ -228,20 +237,73 @@ def engines(quick: bool) -> tuple[list[Figure], list[list[str]]]:
     ], rows
 
 
+def reading(quick: bool) -> list[list[str]]:
+    """Rows a second that one process reads, and bytes a second that it hashes, by format."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = 20_000 if quick else 200_000
+    texts = texts_of(af.load("verb-number"), 30, 1000) * (count // 1000)
+    found = []
+    with TemporaryDirectory() as place:
+        paths = {ending: Path(place) / f"texts.{ending}" for ending in ("csv", "jsonl", "parquet")}
+        paths["csv"].write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
+        paths["jsonl"].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        pq.write_table(pa.table({"text": texts}), paths["parquet"])
+        for ending, path in paths.items():
+            seconds = seconds_of(lambda path=path: deque(source_of(path).rows(), maxlen=0))  # type: ignore[misc]
+            found.append([ending, f"{count / seconds:,.0f}"])
+        size = paths["jsonl"].stat().st_size
+        found.append(["SHA-256, MB a second", f"{size / 1e6 / seconds_of(lambda: fingerprint(paths['jsonl'])):,.0f}"])
+    return found
+
+
+MEMORY = """
+import sys
+import attnflow as af
+af.explain_corpus(sys.argv[1], sys.argv[2], shard_rows=int(sys.argv[3]))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+def memory(quick: bool) -> list[list[str]]:
+    """Peak resident memory of a process that does nothing else, in MB, by the rows of a shard."""
+    count = 1_000 if quick else 10_000
+    found = []
+    with TemporaryDirectory() as place:
+        source = Path(place) / "texts.csv"
+        texts = texts_of(af.load("verb-number"), 30, count)
+        source.write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
+        for rows in (count // 10, count):
+            command = [sys.executable, "-c", MEMORY, str(source), f"{place}/{rows}", str(rows)]
+            printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            found.append([f"{rows:,}", f"{int(printed) * 1.024e-3:,.0f}"])
+    return found
+
+
 # ---- what is shown ----------------------------------------------------------------------------------------------------------------
 
 
 def sheets_of(speeds: list[Speed]) -> list[Sheet]:
     """Rates, parts and loops."""
     rates = [
-        [each.model, str(each.tokens), *(f"{1 / seconds:,.0f}" for seconds in (each.plain, each.capture, each.whole)), f"{each.bytes:,.0f}"]
+        [
+            each.model,
+            str(each.tokens),
+            *("-" if seconds is None else f"{1 / seconds:,.0f}" for seconds in (each.plain, each.capture, each.whole, each.blank_out)),
+            f"{each.bytes:,.0f}",
+        ]
         for each in speeds
     ]
     parts = [[each.model, str(each.tokens), *(f"{100 * each.parts[part] / each.whole:.0f} %" for part in PARTS)] for each in speeds]
     names = (LOOP, IGRAPH, NETWORKX)
     ratios = [[each.model, str(each.tokens), *(f"{each.loop[name] / each.whole:,.1f}x" for name in names)] for each in speeds]
     return [
-        Sheet("one worker: texts a second", ["model", "tokens", "plain forward", "with capture", "the whole run", "bytes a text"], rates),
+        Sheet(
+            "one worker: texts a second",
+            ["model", "tokens", "plain forward", "with capture", "the whole run", "with blank-out", "bytes a text"],
+            rates,
+        ),
         Sheet("where the time of the whole run goes", ["model", "tokens", *PARTS], parts),
         Sheet(
             "the whole run against a loop over texts with output_attentions, by what the loop does then",
@@ -278,9 +340,12 @@ def main() -> None:
             for each in speeds
         ),
     ]
+    of_memory = memory(quick)
     of_engines, rows = engines(quick)
     sheets = [
         *sheets_of(speeds),
+        Sheet("reading, one process", ["format", "rows of 30 tokens a second"], reading(quick)),
+        Sheet("peak memory of a run, bundled model, 30 tokens", ["rows of a shard", "MB"], of_memory),
         Sheet("whole runs, bundled model, 10 tokens", ["engine", "texts a second", "start-up, s", "whole command, s"], rows),
         figure_sheet(figures + of_engines),
     ]
@@ -306,9 +371,10 @@ def main() -> None:
     head = (
         f"# Corpora\n\nWritten by `python benchmarks/corpus.py`. Python {environment['python']}, {environment['cores']} cores, one torch"
         f" thread a worker. Versions: {versions}. Methods as without options: raw and rollout at all 6 layers, flow at the top one, of"
-        f" the focal row; medians of {ROUNDS} rounds in turns. The bundled model takes at most 64 tokens, so 60 stand in for 100. A plain"
-        " forward pass is batched as the run is. Whole runs are measured by the difference of a long run and a short one, which leaves"
-        f" start-up out. The loop has one text at a time; beyond 30 tokens {EDMONDS_KARP} was timed on one target of a text.\n\n"
+        f" the focal row; medians of {ROUNDS} rounds in turns, of {OF_ENGINES} for whole runs. The bundled model takes at most 64 tokens,"
+        " so 60 stand in for 100. A plain forward pass is batched as the run is. Whole runs are measured by the difference of a long run"
+        f" and a short one, which leaves start-up out. The loop has one text at a time; beyond 30 tokens {EDMONDS_KARP} was timed on"
+        " one target of a text.\n\n"
     )
     (folder / "corpus.md").write_text(head + "\n".join(sheet.markdown() for sheet in sheets), encoding="utf-8")
     say("written to benchmarks/results/")

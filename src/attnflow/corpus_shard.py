@@ -113,6 +113,8 @@ def names_of(chosen: Any, known: dict[str, Any], what: str) -> tuple[str, ...]:
 
 def compute_shard(model: Model, job: Job, rows: Sequence[Row]) -> "tuple[pyarrow.Table, pyarrow.Table]":
     """The table of the rows that have a result, and that of those that have none; every row is in exactly one of them."""
+    import pyarrow as pa
+
     failures: list[Failure] = []
     readable: list[tuple[Row, Encoded, int | None]] = []  # with the class that importance watches
     for row in rows:
@@ -121,21 +123,20 @@ def compute_shard(model: Model, job: Job, rows: Sequence[Row]) -> "tuple[pyarrow
             failures.append(found)
         else:
             readable.append((row, *found))
-    results: list[Scored] = []
+    tables = [result_table(job, [])]  # of each batch: many small arrays, kept, would leave the memory full of holes
     for places in batches([encoded for _, encoded, _ in readable], job.batch_tokens):
         batch = [readable[place] for place in places]
         try:
-            results += score(model, job, batch)
+            tables.append(result_table(job, score(model, job, batch)))
         except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
             # one text of the batch is to blame: each by itself, so that the others have their result
             for each in batch:
                 try:
-                    results += score(model, job, [each])
+                    tables.append(result_table(job, score(model, job, [each])))
                 except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
                     failures.append(Failure(each[0], MODEL, str(AttnFlowError(error)) or type(error).__name__))
-    results.sort(key=lambda each: each.row.number)
     failures.sort(key=lambda each: each.row.number)
-    return result_table(job, results), error_table(failures)
+    return pa.concat_tables(tables).combine_chunks().sort_by("row"), error_table(failures)
 
 
 def examine(model: Model, job: Job, row: Row) -> "tuple[Encoded, int | None] | Failure":
