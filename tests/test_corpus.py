@@ -332,17 +332,21 @@ def command(*arguments: Any) -> list[str]:
 
 # runs that are killed, each a fork of a process that has loaded torch already, so that a kill may fall into any part of the work
 FORKS = """
-import os, random, signal, sys, time
+import glob, os, random, signal, sys, time
 import attnflow as af
 af.load()
 path, out, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 rng = random.Random(0)
+shards = lambda: len(glob.glob(out + "/shard-*"))
 for _ in range(count):
+    more = shards() + rng.choice([0, 1, 2])
     child = os.fork()
     if not child:
         af.explain_corpus(path, out, methods=["rollout"], layers=[6], shard_rows=100)
         os._exit(0)
-    time.sleep(rng.uniform(0.02, 0.6))
+    while shards() < more:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0.0, 0.3))
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL, "it had ended already"
 """
