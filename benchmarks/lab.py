@@ -5,27 +5,20 @@ python benchmarks/lab.py --quick    200 sentences, printed only
 """
 
 import argparse
-import json
-import os
-import platform
 import subprocess
 import sys
 import time
-from dataclasses import asdict
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 import attnflow as af
 from attnflow.paper import grammar
-from flow import HERE, Figure, Sheet, figure_sheet, say, seconds_of
+from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, seconds_of, show
 
 MINUTES, FLOW_SHARE, BLANK_OUT = 5.0, 1 / 3, 5.0  # at most; at most; times faster than the loop, at least
 COUNT, ROUNDS = 100, 3  # sentences of the blank-out measurement
@@ -80,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the laboratory.")
     parser.add_argument("--quick", action="store_true", help="fewer sentences; nothing is written")
     quick = parser.parse_args().quick
-    limit = 200 if quick else 2000
+    limit, began = 200 if quick else 2000, time.monotonic()
     say(f"Table 1 on {limit:,} sentences")
     table_1(2)  # kernels are compiled, files are in memory
     seconds, parts, command = table_1(limit)
@@ -93,26 +86,16 @@ def main() -> None:
     ]
     rows = [[name, f"{took:.1f}", f"{100 * took / seconds:.0f} %"] for name, took in {**parts, "the whole command": seconds}.items()]
     sheets = [Sheet("where the time of Table 1 goes", ["part", "seconds", "share"], rows), figure_sheet(figures)]
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    for sheet in sheets:
-        console.print(sheet.rich())
+    show(sheets)
     if quick:
         return
-    packages = {package: version(package) for package in ("attnflow", "numpy", "torch")}
-    environment: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "packages": packages}
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    content = {"environment": environment, "parts": parts, "figures": [asdict(figure) for figure in figures]}
-    (folder / "lab.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    versions = ", ".join(f"{name} {number}" for name, number in packages.items())
-    head = (
-        f"# The laboratory\n\nWritten by `python benchmarks/lab.py`. Python {environment['python']}, {environment['cores']} cores."
-        f" Versions: {versions}. Table 1 is `attnflow {' '.join(command)}`, on the bundled model and sentences of the grammar, in a process"
-        " of its own; what is left of its time is the start, the import of torch, correlations and files. Blank-out: the bundled model,"
-        f" {COUNT} sentences of the grammar, medians of {ROUNDS} rounds in turns.\n\n"
-    )
-    (folder / "lab.md").write_text(head + "\n".join(sheet.markdown() for sheet in sheets), encoding="utf-8")
-    say("written to benchmarks/results/")
+    notes = [
+        f"Table 1 is `attnflow {' '.join(command)}`, on the bundled model and sentences of the grammar, in a process of its own; what is"
+        " left of its time is the start, the import of torch, correlations and files. Blank-out: the bundled model,"
+        f" {COUNT} sentences of the grammar, medians of {ROUNDS} rounds in turns.",
+    ]
+    environment = environment_of(["attnflow", "numpy", "torch"], began)
+    publish("lab", "The laboratory", notes, sheets, figures, environment, parts=parts)
 
 
 if __name__ == "__main__":

@@ -7,27 +7,20 @@ Attention is random: softmax of normal logits that fall off with distance. Chrom
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from playwright.sync_api import Page, sync_playwright
-from rich.console import Console
 
 import attnflow as af
 from attnflow.page import explanation_page
-from flow import HERE, Figure, figure_sheet, say
+from sheets import HERE, Figure, environment_of, figure_sheet, publish, say, show
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
@@ -119,29 +112,15 @@ def main() -> None:
     began = time.monotonic()
     figures = measure(depth, size)
     sheet = figure_sheet(figures)
-    Console(width=None if sys.stdout.isatty() else 200).print(sheet.rich())
+    show([sheet])
     if quick:
         return
-    environment: dict[str, Any] = {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "packages": {package: version(package) for package in ("attnflow", "numpy", "playwright")},
-    }
-    text = (
-        f"# The page at {size} tokens and {depth} layers\n\n"
-        f"Written by `python benchmarks/page.py` in {environment['minutes']} minutes. Python {environment['python']},"
-        f" {environment['system']}, {environment['cores']} cores. Debian's Chromium, headless, without a GPU, 1200 x 900.\n\n"
-        "Loading: from asking for the file until everything is painted. A hover: from the pointer's event, at random nodes, until the"
-        " frame with the answer is painted. Numbers are those of the panel after each hover.\n\n"
-    )
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    listed = {"environment": environment, "tokens": size, "layers": depth, "figures": [asdict(figure) for figure in figures]}
-    (folder / "page.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-    (folder / "page.md").write_text(text + sheet.markdown(), encoding="utf-8")
-    say(f"written to benchmarks/results/ after {environment['minutes']} minutes")
+    notes = [
+        "Debian's Chromium, headless, without a GPU, 1200 x 900. Loading: from asking for the file until everything is painted. A hover:"
+        " from the pointer's event, at random nodes, until the frame with the answer is painted. Numbers are those of the panel then.",
+    ]
+    environment = environment_of(["attnflow", "numpy", "playwright"], began)
+    publish("page", f"The page at {size} tokens and {depth} layers", notes, [sheet], figures, environment, tokens=size, layers=depth)
 
 
 if __name__ == "__main__":
