@@ -3,6 +3,7 @@
 import fcntl
 import gzip
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -18,12 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import attnflow as af
 from attnflow import corpus, corpus_ray, corpus_shard
 from attnflow.corpus_folder import Manifest, pack, shard_path, write_shard
-from attnflow.corpus_input import source_of
+from attnflow.corpus_input import Row, source_of
 from attnflow.corpus_table import bootstrap, corpus_status, evaluate_corpus, top_words, verify_corpus
 from tests.families import build, word_tokenizer
 from tests.test_cli import inside
@@ -490,6 +493,63 @@ def test_an_input_that_changes_while_it_is_read_is_refused(texts: Path, tmp_path
     assert verify_corpus(tmp_path / "out") == []
 
 
+def test_a_run_that_is_stopped_vouches_for_nothing_that_a_changed_input_gave(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, before = vars(corpus)["compute_shard"], texts.read_text()
+    calls: list[int] = []
+
+    def changing(model: Any, job: Any, rows: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            texts.write_text(before.replace("key", "man"))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return compute(model, job, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "compute_shard", changing)
+        with pytest.raises(af.FileError, match=r"texts\.csv changed while it was read"):
+            begun(texts, tmp_path / "out")
+    assert corpus_status(tmp_path / "out").shards_done in (1, 2)
+    texts.write_text(before)
+    begun(texts, tmp_path / "out")
+    begun(texts, tmp_path / "whole")
+    assert table(tmp_path / "out").equals(table(tmp_path / "whole"))
+
+
+def test_an_error_of_the_run_itself_ends_its_workers(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, calls = Manifest.write, []
+
+    def failing(manifest: Manifest, folder: Path) -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise af.FileError("no")
+        write(manifest, folder)
+
+    monkeypatch.setattr(Manifest, "write", failing)
+    with pytest.raises(af.FileError, match="no") as error:
+        begun(texts, tmp_path / "out", workers=2)
+    assert error.value.__traceback__ is not None  # which holds on to all that was going on
+    assert multiprocessing.active_children() == []
+
+
+def test_shards_that_vanish_while_it_runs_are_told(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, out = vars(corpus)["compute_shard"], tmp_path / "out"
+
+    def removing(model: Any, job: Any, rows: Any) -> Any:
+        if rows[0].number == 20:
+            shard_path(out, 0).unlink()
+        return compute(model, job, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "compute_shard", removing)
+        with pytest.raises(af.FileError, match=r"1 shards of .*out are missing, among them 0: the same command goes on"):
+            begun(texts, out)
+    begun(texts, out)
+    assert verify_corpus(out) == []
+
+
 def test_a_second_run_at_the_same_time_is_refused(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with open(tmp_path / "out" / ".lock", "a") as lock:
@@ -548,8 +608,6 @@ def test_a_full_disk_under_workers_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_one_line(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnflow.corpus_input import Row
-
     class Deadly(Row):
         def __reduce__(self) -> Any:
             return os._exit, (9,)
@@ -561,6 +619,17 @@ def test_a_worker_that_dies_is_one_line(texts: Path, tmp_path: Path, monkeypatch
     monkeypatch.undo()
     begun(texts, tmp_path / "out")
     assert verify_corpus(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("from_stdin", [False, True])
+def test_a_script_whose_workers_cannot_start_is_told_why(from_stdin: bool, texts: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import attnflow as af\naf.explain_corpus({str(texts)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_rows=10)\n")
+    command = [sys.executable] if from_stdin else [sys.executable, str(script)]
+    answer = subprocess.run(command, input=script.read_text() if from_stdin else None, capture_output=True, text=True)
+    assert answer.returncode == 1
+    assert "a worker could not start" in answer.stderr
+    assert "if __name__ == '__main__'" in answer.stderr
 
 
 def test_verify_finds_gaps_and_repeats_that_checksums_do_not(texts: Path, tmp_path: Path) -> None:
@@ -753,7 +822,7 @@ def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(texts: Path, 
         with pytest.raises(af.AttnFlowError, match=r"torch is .* there and 1\.0 where the run was started: install the same"):
             corpus_ray.same_model("verb-number", facts[0], {**manifest.versions, "torch": "1.0"})
         actor = corpus_ray.Explainer("/nowhere/model", *facts, corpus_shard.Job(("raw",), {}, "focal", "sum", 0.5, (), 1), None)
-        (answer,) = actor(pa.table({"index": [3], "rows": ["[]"]})).to_pylist()
+        (answer,) = actor(pa.table({"index": [3], "rows": [b"[]"]})).to_pylist()
         assert "on a machine of the cluster: cannot load /nowhere/model" in answer["problem"]
     finally:
         torch.set_num_threads(threads)
@@ -761,5 +830,13 @@ def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(texts: Path, 
 
 def test_what_the_writer_of_a_cluster_cannot_write_is_told(tmp_path: Path) -> None:
     packed = pack(pa.table({"id": ["a"]}), corpus_shard.error_table([]))
-    assert "cannot write" in str(corpus_ray.Writer(tmp_path / "gone").write(0, packed))
-    assert corpus_ray.Writer(tmp_path).write(0, packed).rows == 1  # type: ignore[union-attr]
+    assert "cannot write" in str(corpus_ray.Writer(tmp_path / "gone", [0]).write(0, packed))
+    assert corpus_ray.Writer(tmp_path, [0]).write(0, packed).rows == 1  # type: ignore[union-attr]
+    assert corpus_ray.Writer(tmp_path, [0, 1]).count() == 1  # one that was started again
+
+
+@given(st.lists(st.text(st.characters(), max_size=5), max_size=5))
+@example(["\ud83d\udc80", "\udcff", "\x00"])
+def test_rows_travel_to_actors_unchanged(found: list[str]) -> None:
+    rows = [Row(number, text, text, text, None) for number, text in enumerate(found)]
+    assert corpus_ray.unpacked_rows(corpus_ray.packed_rows(rows)) == rows

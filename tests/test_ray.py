@@ -1,5 +1,6 @@
 """Corpora on Ray: the same files as without it, also when an actor, a node or the run itself is killed. Run by make test-ray."""
 
+import json
 import os
 import secrets
 import shutil
@@ -11,7 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ import pytest
 import attnflow as af
 from attnflow.corpus_folder import Manifest
 from attnflow.corpus_table import verify_corpus
-from tests.test_corpus import sentences, write_csv
+from tests.test_corpus import sentences
 
 pytestmark = pytest.mark.ray
 SHARD_ROWS, SHARDS = 40, 40
@@ -31,8 +34,13 @@ PATIENCE = 120.0
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows for all shards; one is empty."""
-    return write_csv(tmp_path_factory.mktemp("input") / "texts.csv", [*sentences(SHARD_ROWS * SHARDS - 1), ""])
+    """Rows for all shards; two of them are no texts, and a folder is called as the bundled model."""
+    folder = tmp_path_factory.mktemp("input")
+    (folder / "verb-number").mkdir()
+    lines = [json.dumps({"text": text}).encode() for text in [*sentences(SHARD_ROWS * SHARDS - 2), ""]]
+    lines.append(b'{"text": "two halves: \\ud83d\x80"}')  # lone surrogates, which must not be joined on the way
+    (folder / "texts.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    return folder / "texts.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +130,16 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def actors(pid: int) -> list[int]:
-    """Those among the descendants that explain texts."""
+def processes(pid: int, name: str) -> list[int]:
+    """Those among the descendants that Ray calls so."""
 
-    def name(each: int) -> str:
+    def command(each: int) -> str:
         try:
             return Path(f"/proc/{each}/cmdline").read_text()
         except OSError:
             return ""
 
-    return [each for each in descendants(pid) if "Explainer" in name(each)]
+    return [each for each in descendants(pid) if name in command(each)]
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -155,7 +163,7 @@ def finish(process: subprocess.Popen[str], out: Path, unbroken: Manifest) -> Non
     """The run ends well, and its files are those of the local engine, byte for byte."""
     printed, complaints = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, complaints
-    assert f"{SHARD_ROWS * SHARDS - 1:,} texts in {SHARDS} shards; 1 errors" in printed
+    assert f"{SHARD_ROWS * SHARDS - 2:,} texts in {SHARDS} shards; 2 errors" in printed
     found = Manifest.read(out)
     assert found.shards == unbroken.shards
     assert found.errors_sha256 == unbroken.errors_sha256
@@ -170,19 +178,22 @@ def test_a_node_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster
     out = tmp_path / "out"
     process = run(texts, out, cluster.environment, "--address", cluster.address)
     _, second = cluster.nodes
-    wait_for(lambda: shards_done(out) >= 6 and actors(second.pid), "the first shards, and an actor on the second node")
+    wait_for(lambda: shards_done(out) >= 6 and processes(second.pid, "Explainer"), "the first shards, and an actor on the second node")
     cluster.kill(second)
     assert shards_done(out) < SHARDS - 6
     finish(process, out, unbroken)
 
 
-def test_an_actor_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
+def test_any_process_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
     out = tmp_path / "out"
     process = run(texts, out, cluster.environment, "--address", cluster.address)
-    for node in cluster.nodes:
+    head, second = cluster.nodes
+    for node, name in ((head, "ray::Writer"), (head, "ray::ReadShards"), (head, "Explainer"), (second, "Explainer")):
         before = shards_done(out)
         wait_for(lambda: shards_done(out) >= before + 4, "shards")  # noqa: B023  # called at once
-        for pid in actors(node.pid):
+        found = processes(node.pid, name)
+        assert found
+        for pid in found:
             kill(pid)
     finish(process, out, unbroken)
 
@@ -199,6 +210,20 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     af.explain_corpus(texts, out, shard_rows=SHARD_ROWS, importance=["blank_out"])
     (out / "shard-00004.parquet").unlink()
     finish(run(texts, out, environment), out, unbroken)
+    finish(run(texts, out, environment, "--address", "auto"), out, unbroken)  # nothing is left to do, so no cluster is needed
+
+
+def test_an_input_that_cannot_be_read_is_one_line(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    copy, out = tmp_path / "copy.jsonl", tmp_path / "out"
+    copy.write_bytes(texts.read_bytes())
+    process = run(copy, out, environment)
+    wait_for(lambda: shards_done(out) >= 1, "the first shard")
+    copy.unlink()
+    printed, complaints = process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    assert "Traceback" not in printed + complaints
+    assert "copy.jsonl changed while it was read" in complaints
+    assert 1 <= shards_done(out) < SHARDS
 
 
 @pytest.mark.parametrize(
@@ -206,6 +231,8 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     [
         ("127.0.0.1:9", "cannot connect to Ray at 127.0.0.1:9: Connection refused"),
         ("ray://127.0.0.1:10001", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got ray://127.0.0.1:10001"),
+        ("[::1]:9", "cannot connect to Ray at [::1]:9: "),
+        ("auto", "no Ray cluster was found at auto: start one (ray start --head), or give its address"),
         ("somewhere", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got somewhere"),
     ],
 )
@@ -215,3 +242,12 @@ def test_a_cluster_that_is_not_there_is_one_line(address: str, line: str, texts:
     assert process.returncode != 0
     assert "Traceback" not in printed + complaints
     assert line in " ".join(complaints.split())
+
+
+def test_what_is_not_ray_is_told_from_it(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}"
+        _, complaints = run(texts, tmp_path / "out", environment, "--address", address).communicate(timeout=PATIENCE)
+        server.shutdown()
+    assert f"cannot connect to Ray at {address}: what answers there is not Ray" in complaints

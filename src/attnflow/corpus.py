@@ -7,8 +7,10 @@ the shard's checksum. What the manifest does not vouch for is computed again, so
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby, islice
 from pathlib import Path
@@ -102,6 +104,7 @@ def explain_corpus(
 
         require_ray(address)
     folder = made(out)
+    stamps = source.stamps
     with locked(folder), one_thread():
         loaded = load(model) if is_name else model if isinstance(model, Model) else Model(model)
         job = plan_job(
@@ -121,18 +124,16 @@ def explain_corpus(
         work = Work(source, shard_rows, frozenset(missing))
         if engine == "ray":
             done = on_ray(name, manifest, job, folder, work, workers, address)
+        elif workers and workers > 1:
+            done = in_processes(name, job, folder, work, min(workers, len(missing)))
         else:
-            done = in_processes(name, job, folder, work, workers) if workers and workers > 1 else in_turn(loaded, job, folder, work)
+            done = in_turn(loaded, job, folder, work)
         del loaded
-        keep(folder, manifest, done)
-        changed = [
-            each["file"] for each, path in zip(manifest.inputs, source.paths, strict=True) if not is_whole(Path(path), each["sha256"])
-        ]
-        if missing and (changed or len(manifest.shards) < manifest.count):
-            for index in missing:  # nobody knows what these were computed from
-                manifest.shards.pop(index, None)
-            manifest.write(folder)
-            raise FileError(f"{', '.join(changed) or 'the input'} changed while it was read: give it as it was when {folder} was begun")
+        with closing(done):
+            keep(folder, manifest, done, partial(refuse_other_input, folder, source, stamps))
+        gone = [index for index in range(manifest.count) if index not in manifest.shards or not shard_path(folder, index).exists()]
+        if gone:
+            raise FileError(f"{len(gone)} shards of {folder} are missing, among them {gone[0]}: the same command goes on")
         if missing or not is_whole(folder / ERRORS, manifest.errors_sha256):
             manifest.errors_sha256 = merge_errors(folder, manifest)
             manifest.write(folder)
@@ -145,23 +146,42 @@ def check_whole(name: str, value: Any, most: int | None = None) -> None:
         raise OptionError(f"{name} must be a whole number, at least 1{'' if most is None else f' and at most {most}'}; got {value!r}")
 
 
-def keep(folder: Path, manifest: Manifest, done: Iterable[tuple[int, Shard]]) -> None:
-    """Note every shard that is done in the manifest, which is written as often as that takes a small share of the time."""
+def keep(folder: Path, manifest: Manifest, done: Iterable[tuple[int, Shard]], check_input: Callable[[], None]) -> None:
+    """Note every shard that is done in the manifest, which is written as often as that takes a small share of the time.
+
+    It vouches for a shard only while the input is the one that it speaks of: else nobody knows what the shard was computed from.
+    """
     began, before = time.perf_counter(), manifest.seconds
     written, cost = 0.0, 0.0
+    fresh: dict[int, Shard] = {}  # not vouched for yet
+
+    def vouch() -> None:
+        check_input()
+        manifest.shards |= fresh
+        fresh.clear()
+        manifest.seconds = before + time.perf_counter() - began
+        manifest.write(folder)
+
     with progress_bar(f"explaining {manifest.rows:,} texts") as tick:
         try:
             for index, shard in done:
-                manifest.shards[index] = shard
+                fresh[index] = shard
                 now = time.perf_counter()
-                manifest.seconds = before + now - began
                 if (now - written) * WRITING >= cost:
-                    manifest.write(folder)
+                    vouch()
                     written = time.perf_counter()
                     cost = written - now
-                tick(min(manifest.rows, len(manifest.shards) * manifest.shard_rows), manifest.rows)
+                tick(min(manifest.rows, (len(manifest.shards) + len(fresh)) * manifest.shard_rows), manifest.rows)
         finally:
-            manifest.write(folder)
+            if fresh:
+                vouch()
+
+
+def refuse_other_input(folder: Path, source: Source, stamps: tuple[Any, ...]) -> None:
+    """Files that are not as they were when the run began."""
+    changed = [path for path, then, now in zip(source.paths, stamps, source.stamps, strict=True) if then != now]
+    if changed:
+        raise FileError(f"{', '.join(changed)} changed while it was read: give it as it was when {folder} was begun")
 
 
 # ---- planning -------------------------------------------------------------------------------------------------------------------
@@ -263,13 +283,13 @@ def finish_shard(model: Model, job: Job, folder: Path, index: int, rows: list[Ro
     return write_shard(folder, index, pack(*compute_shard(model, job, rows)))
 
 
-def in_turn(model: Model, job: Job, folder: Path, work: Work) -> Iterator[tuple[int, Shard]]:
+def in_turn(model: Model, job: Job, folder: Path, work: Work) -> Generator[tuple[int, Shard]]:
     """Each shard in this process."""
     for index, rows in work:
         yield index, finish_shard(model, job, folder, index, rows)
 
 
-def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) -> Iterator[tuple[int, Shard]]:
+def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) -> Generator[tuple[int, Shard]]:
     """Shards in processes that load the model once, as they become ready; each process has one shard at a time."""
     import multiprocessing
     from multiprocessing.connection import wait
@@ -299,6 +319,12 @@ def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) ->
                     connection.send(task)
                     busy.append(connection)
     except (EOFError, ConnectionError) as error:
+        for process in crew.values():
+            process.join(0.1)
+        if any(process.exitcode == 1 for process in crew.values()):  # not killed, and had nothing to say
+            raise OptionError(
+                "a worker could not start: it imports the script that runs, whose own work must stand under if __name__ == '__main__':"
+            ) from error
         raise FileError("a worker died (out of memory, or killed): the same command goes on; perhaps with fewer workers") from error
     finally:
         for process in crew.values():  # at once: whatever they are at, nothing is half-written under its own name

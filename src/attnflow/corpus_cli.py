@@ -122,5 +122,6 @@ def top_command(
     found = corpus_table.top_words(folder, method=method, k=k, min_count=min_count, common=keep_common)
     if not found:
         raise OptionError(f"no word occurs {min_count} times in {folder}; give a smaller --min-count")
+    lab.note_unfinished(folder)
     cells = [[word.replace("|", "\\|"), f"{mean:.4f}", f"{count:,}"] for word, mean, count in found]
     lab.show("\n".join(markdown(["word", f"mean {method}", "count"], cells)))

@@ -177,8 +177,10 @@ def locked(folder: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise FileError(f"another run is at work in {folder}: wait until it ends, or give another folder") from error
+        except OSError as error:
+            raise FileError(f"cannot lock {folder / LOCK}: {error.strerror or error}; give a folder on another disk") from error
         yield
 
 

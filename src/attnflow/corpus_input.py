@@ -46,6 +46,12 @@ class Source:
         short = [Path(path).name for path in self.paths]
         return tuple(short) if len(set(short)) == len(short) else self.paths
 
+    @property
+    def stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Size, time and place of each file: as long as they stay, so does the content."""
+        found = [os.stat(path) if os.path.exists(path) else None for path in self.paths]
+        return tuple(None if each is None else (each.st_size, each.st_mtime_ns, each.st_ino) for each in found)
+
     def rows(self) -> Iterator[Row]:
         """All rows of all files, in their order."""
         cells = ((name, place, cell) for name, path in zip(self.names, self.paths, strict=True) for place, cell in self._file(path))

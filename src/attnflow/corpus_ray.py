@@ -12,20 +12,22 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
 from attnflow.corpus import Work, versions
-from attnflow.corpus_folder import Manifest, Packed, Shard, pack, write_shard
+from attnflow.corpus_folder import Manifest, Packed, Shard, pack, shard_path, write_shard
 from attnflow.corpus_input import Row
 from attnflow.corpus_shard import Job, compute_shard, model_fingerprint
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError
-from attnflow.loading import load
+from attnflow.loading import BUNDLED, load
 from attnflow.models import Model
 
 STALLED = 3600.0  # seconds without any progress after which a pass is given up
+SETTINGS = 4  # the frame of HTTP/2, which Ray speaks, that both sides begin with
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
 AHEAD = 2  # shards that an actor has in work or waiting
 LEAD = 4  # shards an actor that may be read and not yet written, so that memory stays flat
 QUIET = {  # read when Ray is imported, and started; what the user has set stays
@@ -38,21 +40,23 @@ QUIET = {  # read when Ray is imported, and started; what the user has set stays
 
 def on_ray(
     name: str, manifest: Manifest, job: Job, folder: Path, work: Work, workers: int | None, address: str | None
-) -> Iterator[tuple[int, Shard]]:
+) -> Generator[tuple[int, Shard]]:
     """Shards as they become ready. What a pass over the data lost, if ever it does, is done in another."""
+    if not work.missing:
+        return
     with cluster(address, workers) as ray:
         resources, first, most = pool(ray, workers, len(work.missing))
         at_home = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
-        place = str(Path(name).resolve()) if Path(name).is_dir() else name
+        place = str(Path(name).resolve()) if name != BUNDLED and Path(name).is_dir() else name
         facts = {"name": place, "fingerprint": manifest.model["fingerprint"], "versions": versions(), "job": job}
         while work.missing:
-            writer = ray.remote(Writer).options(max_restarts=-1, max_task_retries=-1, **at_home).remote(folder.resolve())
+            writer = ray.remote(Writer).options(max_restarts=-1, max_task_retries=-1, **at_home).remote(folder.resolve(), work.missing)
             data = shards(ray, work, writer, LEAD * most, at_home).map_batches(
                 Explainer,
                 fn_constructor_kwargs={**facts, "writer": writer},
                 batch_size=None,
                 batch_format="pyarrow",
-                compute=ray.data.ActorPoolStrategy(min_size=1, initial_size=first, max_size=most, max_tasks_in_flight_per_actor=AHEAD),
+                compute=ray.data.ActorPoolStrategy(min_size=first, max_size=most, max_tasks_in_flight_per_actor=AHEAD),
                 **resources,
             )
             done: set[int] = set()
@@ -62,6 +66,10 @@ def on_ray(
                     if index in work.missing - done:
                         done.add(index)
                         yield index, shard
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, AttnFlowError):  # of the reader
+                    raise FileError(str(error.cause)) from None
+                raise
             except (ray.data.exceptions.ExecutionTimeoutError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError) as error:
                 lost = error
             if lost and not done:
@@ -97,8 +105,12 @@ def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
         options = {"address": address} if address else {"address": "local", "num_cpus": workers, "include_dashboard": False}
         try:
             ray.init(**options, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        except ConnectionError as error:
+            raise FileError(f"no Ray cluster was found at {address}: start one (ray start --head), or give its address") from error
+        except (ValueError, RuntimeError, OSError) as error:
             raise FileError(f"cannot connect to Ray at {address or 'this machine'}: {str(error).splitlines()[0]}") from error
+    elif address not in (None, "auto", known := ray.get_runtime_context().gcs_address):
+        raise OptionError(f"this process is connected to Ray at {known} already: leave the address out, or disconnect; got {address}")
     try:
         yield ray
     finally:
@@ -115,9 +127,15 @@ def check_address(address: str) -> None:
     if not host or "/" in host or not port.isdecimal():
         raise OptionError(f"address must be HOST:PORT of the cluster, or auto, on one of its machines; got {address}")
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            connection.sendall(HELLO)
+            answer = connection.recv(4)
     except (OSError, OverflowError) as error:
         raise FileError(f"cannot connect to Ray at {address}: {getattr(error, 'strerror', None) or error}") from error
+    if len(answer) < 4 or answer[3] != SETTINGS:
+        raise FileError(f"cannot connect to Ray at {address}: what answers there is not Ray")
 
 
 def pool(ray: Any, workers: int | None, tasks: int) -> tuple[dict[str, float], int, int]:
@@ -141,8 +159,8 @@ def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]
         with contextlib.chdir(here):
             for number, (index, rows) in enumerate(work):
                 while number - ray.get(writer.count.remote()) >= lead:
-                    time.sleep(0.1)
-                yield pa.table({"index": [index], "rows": [json.dumps([astuple(row) for row in rows])]})
+                    time.sleep(0.02)
+                yield pa.table({"index": [index], "rows": [packed_rows(rows)]})
 
     class Shards(ray.data.Datasource):
         def estimate_inmemory_data_size(self) -> None:
@@ -163,6 +181,16 @@ def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]
     return data
 
 
+def packed_rows(rows: list[Row]) -> bytes:
+    """Rows on their way to an actor. Texts may hold lone surrogates, and two of them must not become one character."""
+    return json.dumps([astuple(row) for row in rows], ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def unpacked_rows(content: bytes) -> list[Row]:
+    """What `packed_rows` was given."""
+    return [Row(*row) for row in json.loads(content.decode("utf-8", "surrogatepass"))]
+
+
 def results(data: Any) -> Iterator[tuple[int, Shard]]:
     """What the actors say of the shards that they had written, as they say it."""
     for batch in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
@@ -175,9 +203,9 @@ def results(data: Any) -> Iterator[tuple[int, Shard]]:
 class Writer:
     """The actor that writes shards, on the machine where the folder is."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, missing: Iterable[int]) -> None:
         self.folder = folder
-        self.written: set[int] = set()
+        self.written = {index for index in missing if shard_path(folder, index).exists()}  # it may have been killed, and started again
 
     def count(self) -> int:
         """How many shards were written."""
@@ -208,7 +236,7 @@ class Explainer:
         """{"index", "rows"} -> {"index", "shard", "problem"}."""
         import pyarrow as pa
 
-        answers = [self.explain(task["index"], [Row(*row) for row in json.loads(task["rows"])]) for task in batch.to_pylist()]
+        answers = [self.explain(task["index"], unpacked_rows(task["rows"])) for task in batch.to_pylist()]
         return pa.Table.from_pylist(answers, pa.schema({"index": pa.int64(), "shard": pa.string(), "problem": pa.string()}))
 
     def explain(self, index: int, rows: list[Row]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from attnflow.corpus_folder import MANIFEST
-from attnflow.corpus_table import evaluate_corpus
+from attnflow.corpus_table import corpus_status, evaluate_corpus
 from attnflow.errors import OptionError
 from attnflow.evaluate import Report, evaluate, read_examples
 from attnflow.files import PICTURES, known_ending, writable
@@ -269,10 +269,18 @@ def evaluate_folder(
     )
     if out is not None:
         report.save(out)
+    note_unfinished(folder)
     show(report.to_markdown())
 
 
 # ---- what they share ------------------------------------------------------------------------------------------------------------
+
+
+def note_unfinished(folder: Path) -> None:
+    """Say so, if a corpus is not whole yet."""
+    status = corpus_status(folder)
+    if not status.finished:
+        typer.echo(f"note: {folder} is not finished: {status.done:,} of {status.rows:,} rows so far", err=True)
 
 
 def listed(text: str) -> list[str]:
