@@ -59,7 +59,7 @@ class Speed:
     plain: float
     capture: float
     whole: float
-    parts: dict[str, float]
+    shares: dict[str, float]  # of the whole, by part
     bytes: float
     loop: dict[str, float]
     blank_out: float | None  # the whole, with blank-out
@@ -122,14 +122,15 @@ def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
         for each, task in tasks.items():
             times[each].append(seconds_of(task) / count)
     with clocks() as parts:
-        packed = whole()
+        timed = seconds_of(whole)
+    packed = whole()
     found = {each: median(times[each][1:]) for each in tasks}  # the first round compiles, and is left out
     blanked = None
     if model.task == "sequence classification":
         some, more = rows[: max(1, count // 10)], replace(job, importance=("blank_out",))
         blanked = median(seconds_of(lambda: compute_shard(model, more, some)) / len(some) for _ in range(rounds))
-    each_part = {part: parts[part] / count for part in PARTS}
-    return Speed(name, tokens, count, **found, parts=each_part, bytes=len(packed.table) / count, loop={}, blank_out=blanked)
+    shares = {part: parts[part] / timed for part in PARTS}
+    return Speed(name, tokens, count, **found, shares=shares, bytes=len(packed.table) / count, loop={}, blank_out=blanked)
 
 
 @contextmanager
@@ -292,7 +293,10 @@ def sheets_of(speeds: list[Speed]) -> list[Sheet]:
         ]
         for each in speeds
     ]
-    parts = [[each.model, str(each.tokens), *(f"{100 * each.parts[part] / each.whole:.0f} %" for part in PARTS)] for each in speeds]
+    parts = [
+        [each.model, str(each.tokens), *(f"{share:.0%}" for share in (*each.shares.values(), 1 - sum(each.shares.values())))]
+        for each in speeds
+    ]
     names = (LOOP, IGRAPH, NETWORKX)
     ratios = [[each.model, str(each.tokens), *(f"{each.loop[name] / each.whole:,.1f}x" for name in names)] for each in speeds]
     return [
@@ -301,7 +305,7 @@ def sheets_of(speeds: list[Speed]) -> list[Sheet]:
             ["model", "tokens", "plain forward", "with capture", "the whole run", "with blank-out", "bytes a text"],
             rates,
         ),
-        Sheet("where the time of the whole run goes", ["model", "tokens", *PARTS], parts),
+        Sheet("where the time of the whole run goes", ["model", "tokens", *PARTS, "the rest"], parts),
         Sheet(
             "the whole run against a loop over texts with output_attentions, by what the loop does then",
             ["model", "tokens", *names],
@@ -332,10 +336,7 @@ def main() -> None:
             )
             for each in speeds
         ),
-        *(
-            Figure(f"flow's share of the whole run, {each.model}, {each.tokens} tokens", each.parts["flow"] / each.whole, "", FLOW)
-            for each in speeds
-        ),
+        *(Figure(f"flow's share of the whole run, {each.model}, {each.tokens} tokens", each.shares["flow"], "", FLOW) for each in speeds),
     ]
     of_memory = memory(quick)
     of_engines, rows = engines(quick)

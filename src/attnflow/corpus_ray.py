@@ -63,13 +63,16 @@ def on_ray(
             lost: Exception | None = None
             try:
                 for index, shard in results(data):
-                    if index in work.missing - done:
+                    if index in work.missing and index not in done:
                         done.add(index)
                         yield index, shard
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, AttnFlowError):  # of the reader
                     raise FileError(str(error.cause)) from None
                 raise
+            except ray.exceptions.RayActorError as error:
+                reason = "is attnflow[ray] installed on each of its machines?"
+                raise FileError(f"a worker could not start on the cluster ({type(error).__name__}): {reason}") from error
             except (ray.data.exceptions.ExecutionTimeoutError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError) as error:
                 lost = error
             if lost and not done:
@@ -178,6 +181,7 @@ def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]
     context.enable_progress_bars = False
     context.execution_no_progress_timeout_s = STALLED
     context.raise_original_map_exception = True
+    context.max_consecutive_actor_init_deaths = 3
     return data
 
 
@@ -229,8 +233,9 @@ class Explainer:
         self.problem: str | None = None
         try:
             self.model = same_model(name, fingerprint, versions)
-        except AttnFlowError as error:
-            self.problem = f"on a machine of the cluster: {error}"
+        except Exception as error:
+            what = str(error) if isinstance(error, AttnFlowError) else f"{type(error).__name__}: {error}"
+            self.problem = f"on a machine of the cluster: {what}"
 
     def __call__(self, batch: Any) -> Any:
         """{"index", "rows"} -> {"index", "shard", "problem"}."""
