@@ -411,6 +411,9 @@ def test_an_interrupted_run_goes_on_where_it_was(texts: Path, tmp_path: Path, mo
     assert table(tmp_path / "out").num_rows == 20
     assert "20 of 50" in str(corpus_status(tmp_path / "out"))
     assert verify_corpus(tmp_path / "out") == ["not finished: 3 of 5 shards are missing (2..4)"]
+    top = subprocess.run(command("top", tmp_path / "out", "--min-count", "1"), capture_output=True, text=True)
+    assert top.returncode == 0
+    assert f"note: {tmp_path / 'out'} is not finished: 20 of 50 rows so far" in " ".join(top.stderr.split())
     with monkeypatch.context() as patch:
         stop_after(patch, 3, AssertionError("a finished shard is computed again"))
         begun(texts, tmp_path / "out")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow as af
+from attnflow import graph
 from tests.oracles import Floats, any_attention, attention
 
 RNG = np.random.default_rng(0)
@@ -349,3 +350,17 @@ def test_bad_options_get_one_clear_line(call: Any, message: str) -> None:
         call()
     assert "\n" not in str(error.value)
     assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max", "min", 1, np.median])
+def test_slabs_of_layers_change_nothing(fusion: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(0).dirichlet(np.ones(4), size=(7, 2, 4)).astype(np.float32)
+    whole = af.Attention(weights).graph(heads=fusion).edges
+    monkeypatch.setattr(graph, "SLAB", 2 * weights[0].size)  # two layers at a time, and one left over
+    np.testing.assert_array_equal(af.Attention(weights).graph(heads=fusion).edges, whole)
+    weights[4, 1, 2, 3] = -1
+    with pytest.raises(af.WeightsError, match=r"got -1\.0 at layer 5, head 1, query 2, key 3"):
+        af.Attention(weights)
+    weights[4, 1, 2, 3] = 2
+    with pytest.raises(af.WeightsError, match=r"layer 5, head 1, query 2 sums to 2\."):
+        af.Attention(weights)
