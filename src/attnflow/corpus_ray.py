@@ -245,10 +245,10 @@ class Explainer:
         return pa.Table.from_pylist(answers, pa.schema({"index": pa.int64(), "shard": pa.string(), "problem": pa.string()}))
 
     def explain(self, index: int, rows: list[Row]) -> dict[str, Any]:
-        import ray
-
         if self.problem is not None:
             return {"index": index, "shard": None, "problem": self.problem}
+        import ray
+
         written = ray.get(self.writer.write.remote(index, pack(*compute_shard(self.model, self.job, rows))))
         if isinstance(written, str):
             return {"index": index, "shard": None, "problem": written}
