@@ -20,7 +20,11 @@ from typing import Any
 import pytest
 
 import attnflow as af
+from attnflow.corpus import Work
 from attnflow.corpus_folder import Manifest
+from attnflow.corpus_input import Row, Source
+from attnflow.corpus_ray import on_ray
+from attnflow.corpus_shard import Job
 from attnflow.corpus_table import verify_corpus
 from tests.test_corpus import sentences
 
@@ -57,7 +61,8 @@ def environment() -> Iterator[dict[str, str]]:
     token.write_text(secrets.token_hex(16))
     token.chmod(0o600)
     health = {f"RAY_health_check_{name}": value for name, value in HEALTH.items()}
-    yield {**os.environ, **health, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder)}
+    outside = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    yield {**outside, **health, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder)}
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -132,14 +137,15 @@ def descendants(pid: int) -> list[int]:
 
 def processes(pid: int, name: str) -> list[int]:
     """Those among the descendants that Ray calls so."""
+    return [each for each in descendants(pid) if name in command_of(each)]
 
-    def command(each: int) -> str:
-        try:
-            return Path(f"/proc/{each}/cmdline").read_text()
-        except OSError:
-            return ""
 
-    return [each for each in descendants(pid) if name in command(each)]
+def command_of(pid: int) -> str:
+    """What a process is called; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -149,10 +155,27 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
+running: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Runs of a test that failed end with it."""
+    yield
+    while running:
+        process = running.pop()
+        if process.poll() is None:
+            for pid in [process.pid, *descendants(process.pid)]:
+                kill(pid)
+            process.communicate()
+
+
 def run(texts: Path, out: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
     """The command, as a user runs it."""
     command = [sys.executable, "-m", "attnflow", "corpus", "run", texts.name, "--out", str(out), *OPTIONS, "--engine", "ray", *options]
-    return subprocess.Popen(command, env=environment, cwd=texts.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment, cwd=texts.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running.append(process)
+    return process
 
 
 def shards_done(out: Path) -> int:
@@ -190,10 +213,8 @@ def test_any_process_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cl
     head, second = cluster.nodes
     for node, name in ((head, "ray::Writer"), (head, "ray::ReadShards"), (head, "Explainer"), (second, "Explainer")):
         before = shards_done(out)
-        wait_for(lambda: shards_done(out) >= before + 4, "shards")  # noqa: B023  # called at once
-        found = processes(node.pid, name)
-        assert found
-        for pid in found:
+        wait_for(lambda: shards_done(out) >= before + 3 and processes(node.pid, name), f"shards, and {name}")  # noqa: B023  # called at once
+        for pid in processes(node.pid, name):
             kill(pid)
     finish(process, out, unbroken)
 
@@ -204,8 +225,10 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     out = tmp_path / "out"
     process = run(texts, out, environment)
     wait_for(lambda: shards_done(out) >= 3, "the first shards")
+    actors = [pid for name in ("Explainer", "ray::Writer") for pid in processes(process.pid, name)]
     kill(process.pid)
     process.communicate()
+    wait_for(lambda: not any(command_of(pid) for pid in actors), "the end of the actors of a run that was killed")
     assert shards_done(out) < SHARDS
     af.explain_corpus(texts, out, shard_rows=SHARD_ROWS, importance=["blank_out"])
     (out / "shard-00004.parquet").unlink()
@@ -213,7 +236,7 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     finish(run(texts, out, environment, "--address", "auto"), out, unbroken)  # nothing is left to do, so no cluster is needed
 
 
-def test_an_input_that_cannot_be_read_is_one_line(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_an_input_that_is_removed_is_one_line(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     copy, out = tmp_path / "copy.jsonl", tmp_path / "out"
     copy.write_bytes(texts.read_bytes())
     process = run(copy, out, environment)
@@ -233,6 +256,7 @@ def test_an_input_that_cannot_be_read_is_one_line(texts: Path, tmp_path: Path, e
         ("ray://127.0.0.1:10001", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got ray://127.0.0.1:10001"),
         ("[::1]:9", "cannot connect to Ray at [::1]:9: "),
         ("auto", "no Ray cluster was found at auto: start one (ray start --head), or give its address"),
+        ("a..b:6379", "cannot connect to Ray at a..b:6379: "),
         ("somewhere", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got somewhere"),
     ],
 )
@@ -242,6 +266,20 @@ def test_a_cluster_that_is_not_there_is_one_line(address: str, line: str, texts:
     assert process.returncode != 0
     assert "Traceback" not in printed + complaints
     assert line in " ".join(complaints.split())
+
+
+def test_an_error_of_the_reader_is_one_line(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR"):
+        monkeypatch.setenv(name, environment[name])
+
+    class Broken(Work):
+        def __iter__(self) -> Iterator[tuple[int, list[Row]]]:
+            raise af.FileError("cannot read it")
+
+    facts = {"name": "verb-number", "fingerprint": ""}
+    manifest, job = Manifest({}, facts, [], {}, 1, 1), Job(("raw",), {}, "focal", "sum", 0.5, (), 1)
+    with pytest.raises(af.FileError, match=r"^cannot read it$"):
+        list(on_ray("verb-number", manifest, job, tmp_path, Broken(Source(()), 1, frozenset([0])), 1, None))
 
 
 def test_what_is_not_ray_is_told_from_it(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:

@@ -323,7 +323,7 @@ def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) ->
             process.join(0.1)
         if any(process.exitcode == 1 for process in crew.values()):  # not killed, and had nothing to say
             raise OptionError(
-                "a worker could not start: it imports the script that runs, whose own work must stand under if __name__ == '__main__':"
+                "a worker could not start; each imports the script that runs this, if any: put its work under if __name__ == '__main__':"
             ) from error
         raise FileError("a worker died (out of memory, or killed): the same command goes on; perhaps with fewer workers") from error
     finally:

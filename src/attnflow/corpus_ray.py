@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.corpus import Work, versions
-from attnflow.corpus_folder import Manifest, Packed, Shard, pack, shard_path, write_shard
+from attnflow.corpus_folder import Manifest, Packed, Shard, pack, shard_path, sweep, write_shard
 from attnflow.corpus_input import Row
 from attnflow.corpus_shard import Job, compute_shard, model_fingerprint
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError
 from attnflow.loading import BUNDLED, load
 from attnflow.models import Model
 
-STALLED = 3600.0  # seconds without any progress after which a pass is given up
+STALLED = 86400.0  # seconds in which no shard moves, after which a pass is given up
 SETTINGS = 4  # the frame of HTTP/2, which Ray speaks, that both sides begin with
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
 AHEAD = 2  # shards that an actor has in work or waiting
-LEAD = 4  # shards an actor that may be read and not yet written, so that memory stays flat
+LEAD = 4  # for each actor, how many shards may be read and not yet written, so that memory stays flat
 QUIET = {  # read when Ray is imported, and started; what the user has set stays
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
@@ -50,6 +50,8 @@ def on_ray(
         place = str(Path(name).resolve()) if name != BUNDLED and Path(name).is_dir() else name
         facts = {"name": place, "fingerprint": manifest.model["fingerprint"], "versions": versions(), "job": job}
         while work.missing:
+            for index in work.missing:
+                shard_path(folder, index).unlink(missing_ok=True)  # what nobody vouches for is not counted as written
             writer = ray.remote(Writer).options(max_restarts=-1, max_task_retries=-1, **at_home).remote(folder.resolve(), work.missing)
             data = shards(ray, work, writer, LEAD * most, at_home).map_batches(
                 Explainer,
@@ -67,19 +69,20 @@ def on_ray(
                         done.add(index)
                         yield index, shard
             except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, AttnFlowError):  # of the reader
-                    raise FileError(str(error.cause)) from None
-                raise
-            except ray.exceptions.RayActorError as error:
-                reason = "is attnflow[ray] installed on each of its machines?"
-                raise FileError(f"a worker could not start on the cluster ({type(error).__name__}): {reason}") from error
-            except (ray.data.exceptions.ExecutionTimeoutError, ray.exceptions.RaySystemError, ray.exceptions.ObjectLostError) as error:
+                if not isinstance(error.cause, ray.exceptions.RayError):
+                    raise  # a fault of ours: its traceback is wanted
+                lost = error.cause
+            except (ray.data.exceptions.ExecutionTimeoutError, ray.exceptions.RayError) as error:
                 lost = error
             if lost and not done:
-                raise FileError(f"Ray made no progress ({type(lost).__name__}): the same command goes on") from lost
+                raise FileError(
+                    f"the cluster computed no shard ({type(lost).__name__}): is attnflow[ray] installed on each of its machines, has it"
+                    " memory and cores that are free? The same command goes on, perhaps with other --workers"
+                ) from lost
             if not done:
                 return
             work = replace(work, missing=work.missing - done)
+    sweep(folder)
 
 
 def require_ray(address: str | None) -> Any:
@@ -110,7 +113,7 @@ def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
             ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except ConnectionError as error:
             raise FileError(f"no Ray cluster was found at {address}: start one (ray start --head), or give its address") from error
-        except (ValueError, RuntimeError, OSError) as error:
+        except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
             raise FileError(f"cannot connect to Ray at {address or 'this machine'}: {str(error).splitlines()[0]}") from error
     elif address not in (None, "auto", known := ray.get_runtime_context().gcs_address):
         raise OptionError(f"this process is connected to Ray at {known} already: leave the address out, or disconnect; got {address}")
@@ -135,7 +138,7 @@ def check_address(address: str) -> None:
                 return
             connection.sendall(HELLO)
             answer = connection.recv(4)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise FileError(f"cannot connect to Ray at {address}: {getattr(error, 'strerror', None) or error}") from error
     if len(answer) < 4 or answer[3] != SETTINGS:
         raise FileError(f"cannot connect to Ray at {address}: what answers there is not Ray")
@@ -153,17 +156,24 @@ def pool(ray: Any, workers: int | None, tasks: int) -> tuple[dict[str, float], i
 
 
 def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]) -> Any:
-    """A data set of one block a shard, {"index", "rows"}, read on this machine by one task that keeps so many shards before the writer."""
+    """A data set of one block a shard, {"index", "rows", "problem"}, read here by one task that keeps so many shards before the writer."""
     import pyarrow as pa
 
     here = os.getcwd()
 
+    def block(index: int, rows: list[Row], problem: str | None = None) -> Any:
+        cells = {"index": index, "rows": packed_rows(rows), "problem": problem}
+        return pa.Table.from_pylist([cells], pa.schema({"index": pa.int64(), "rows": pa.large_binary(), "problem": pa.string()}))
+
     def read() -> Iterator[Any]:
-        with contextlib.chdir(here):
-            for number, (index, rows) in enumerate(work):
-                while number - ray.get(writer.count.remote()) >= lead:
-                    time.sleep(0.02)
-                yield pa.table({"index": [index], "rows": [packed_rows(rows)]})
+        try:
+            with contextlib.chdir(here):
+                for number, (index, rows) in enumerate(work):
+                    while number - ray.get(writer.count.remote()) >= lead:
+                        time.sleep(0.02)
+                    yield block(index, rows)
+        except AttnFlowError as error:  # told by an actor, as its own problems are
+            yield block(-1, [], str(error))
 
     class Shards(ray.data.Datasource):
         def estimate_inmemory_data_size(self) -> None:
@@ -209,20 +219,21 @@ class Writer:
 
     def __init__(self, folder: Path, missing: Iterable[int]) -> None:
         self.folder = folder
-        self.written = {index for index in missing if shard_path(folder, index).exists()}  # it may have been killed, and started again
+        # what is there already was written by a writer that was killed, in whose place this one is
+        self.written: dict[int, Shard | None] = {index: None for index in missing if shard_path(folder, index).exists()}
 
     def count(self) -> int:
         """How many shards were written."""
         return len(self.written)
 
     def write(self, index: int, packed: Packed) -> Shard | str:
-        """What the manifest is to say of the shard, or why it could not be written."""
+        """What the manifest is to say of the shard, or why it could not be written; what comes a second time is not written again."""
         try:
-            shard = write_shard(self.folder, index, packed)
-            self.written.add(index)
-            return shard
+            shard = self.written.get(index) or write_shard(self.folder, index, packed)
         except AttnFlowError as error:
             return str(error)
+        self.written[index] = shard
+        return shard
 
 
 class Explainer:
@@ -238,18 +249,20 @@ class Explainer:
             self.problem = f"on a machine of the cluster: {what}"
 
     def __call__(self, batch: Any) -> Any:
-        """{"index", "rows"} -> {"index", "shard", "problem"}."""
+        """{"index", "rows", "problem"} -> {"index", "shard", "problem"}."""
         import pyarrow as pa
 
-        answers = [self.explain(task["index"], unpacked_rows(task["rows"])) for task in batch.to_pylist()]
+        answers = [self.explain(**task) for task in batch.to_pylist()]
         return pa.Table.from_pylist(answers, pa.schema({"index": pa.int64(), "shard": pa.string(), "problem": pa.string()}))
 
-    def explain(self, index: int, rows: list[Row]) -> dict[str, Any]:
-        if self.problem is not None:
-            return {"index": index, "shard": None, "problem": self.problem}
+    def explain(self, index: int, rows: bytes, problem: str | None) -> dict[str, Any]:
+        """What `results` reads."""
+        problem = problem or self.problem
+        if problem is not None:
+            return {"index": index, "shard": None, "problem": problem}
         import ray
 
-        written = ray.get(self.writer.write.remote(index, pack(*compute_shard(self.model, self.job, rows))))
+        written = ray.get(self.writer.write.remote(index, pack(*compute_shard(self.model, self.job, unpacked_rows(rows)))))
         if isinstance(written, str):
             return {"index": index, "shard": None, "problem": written}
         return {"index": index, "shard": json.dumps(asdict(written)), "problem": None}

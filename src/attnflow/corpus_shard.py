@@ -1,6 +1,7 @@
 """`compute_shard`: some rows of a corpus in, their table and their errors out; it knows no files and no processes.
 
-The numbers depend on the rows of the shard and on the job alone, to the last bit: batches are made within a shard, never across.
+The numbers depend on the rows of the shard and on the job alone: batches are made within a shard, never across. On processors of one kind
+they are the same to the last bit.
 """
 
 import hashlib
