@@ -21,7 +21,7 @@ import pytest
 
 import attnflow as af
 from attnflow.corpus import Work
-from attnflow.corpus_folder import Manifest
+from attnflow.corpus_folder import Manifest, Shard
 from attnflow.corpus_input import Row, Source
 from attnflow.corpus_ray import on_ray
 from attnflow.corpus_shard import Job
@@ -182,19 +182,22 @@ def shards_done(out: Path) -> int:
     return len(Manifest.read(out).shards) if (out / "manifest.json").exists() else 0
 
 
-def finish(process: subprocess.Popen[str], out: Path, unbroken: Manifest) -> None:
-    """The run ends well, and its files are those of the local engine, byte for byte."""
+def ended(process: subprocess.Popen[str], out: Path) -> Manifest:
+    """What a run made that has ended well, with a whole folder."""
     printed, complaints = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, complaints
     assert f"{SHARD_ROWS * SHARDS - 2:,} texts in {SHARDS} shards; 2 errors" in printed
-    found = Manifest.read(out)
-    assert found.shards == unbroken.shards
-    assert found.errors_sha256 == unbroken.errors_sha256
     assert verify_corpus(out) == []
+    return Manifest.read(out)
+
+
+def files(manifest: Manifest) -> tuple[dict[int, Shard], str | None]:
+    """The checksums of all files: where they are the same, the files are, byte for byte."""
+    return manifest.shards, manifest.errors_sha256
 
 
 def test_a_local_ray_writes_the_same_files(texts: Path, tmp_path: Path, environment: dict[str, str], unbroken: Manifest) -> None:
-    finish(run(texts, tmp_path / "out", environment), tmp_path / "out", unbroken)
+    assert files(ended(run(texts, tmp_path / "out", environment), tmp_path / "out")) == files(unbroken)
 
 
 def test_a_node_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
@@ -204,7 +207,7 @@ def test_a_node_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster
     wait_for(lambda: shards_done(out) >= 6 and processes(second.pid, "Explainer"), "the first shards, and an actor on the second node")
     cluster.kill(second)
     assert shards_done(out) < SHARDS - 6
-    finish(process, out, unbroken)
+    assert files(ended(process, out)) == files(unbroken)
 
 
 def test_any_process_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
@@ -216,7 +219,7 @@ def test_any_process_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cl
         wait_for(lambda: shards_done(out) >= before + 3 and processes(node.pid, name), f"shards, and {name}")  # noqa: B023  # called at once
         for pid in processes(node.pid, name):
             kill(pid)
-    finish(process, out, unbroken)
+    assert files(ended(process, out)) == files(unbroken)
 
 
 def test_a_run_that_is_killed_goes_on_with_either_engine(
@@ -232,8 +235,9 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     assert shards_done(out) < SHARDS
     af.explain_corpus(texts, out, shard_rows=SHARD_ROWS, importance=["blank_out"])
     (out / "shard-00004.parquet").unlink()
-    finish(run(texts, out, environment), out, unbroken)
-    finish(run(texts, out, environment, "--address", "auto"), out, unbroken)  # nothing is left to do, so no cluster is needed
+    assert files(ended(run(texts, out, environment), out)) == files(unbroken)
+    again = run(texts, out, environment, "--address", "auto")  # nothing is left to do, so no cluster is needed
+    assert files(ended(again, out)) == files(unbroken)
 
 
 def test_an_input_that_is_removed_is_one_line(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ from attnflow.corpus_folder import (
 from attnflow.corpus_input import Row, Source, fingerprint, source_of
 from attnflow.corpus_shard import Job, compute_shard, model_fingerprint, one_thread, plan_job
 from attnflow.errors import AttnFlowError, FileError, OptionError
-from attnflow.graph import RESIDUAL
+from attnflow.graph import RESIDUAL, check_whole
 from attnflow.loading import BUNDLED, load
 from attnflow.models import Model, require_torch
 from attnflow.progress import progress_bar
@@ -120,7 +120,7 @@ def explain_corpus(
         name = os.fspath(model) if is_name else loaded.name
         manifest = planned(folder, source, job, model_facts(name, loaded), shard_rows, report)
         manifest.write(folder)
-        missing = [index for index in range(manifest.count) if index not in manifest.shards]
+        missing = manifest.missing
         work = Work(source, shard_rows, frozenset(missing))
         if engine == "ray":
             done = on_ray(name, manifest, job, folder, work, workers, address)
@@ -131,19 +131,13 @@ def explain_corpus(
         del loaded
         with closing(done):
             keep(folder, manifest, done, partial(refuse_other_input, folder, source, stamps))
-        gone = [index for index in range(manifest.count) if index not in manifest.shards or not shard_path(folder, index).exists()]
+        gone = manifest.missing + [index for index in sorted(manifest.shards) if not shard_path(folder, index).exists()]
         if gone:
             raise FileError(f"{len(gone)} shards of {folder} are missing, among them {gone[0]}: the same command goes on")
         if missing or not is_whole(folder / ERRORS, manifest.errors_sha256):
             manifest.errors_sha256 = merge_errors(folder, manifest)
             manifest.write(folder)
     return manifest
-
-
-def check_whole(name: str, value: Any, most: int | None = None) -> None:
-    """Refuse what is no whole number, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        raise OptionError(f"{name} must be a whole number, at least 1{'' if most is None else f' and at most {most}'}; got {value!r}")
 
 
 def keep(folder: Path, manifest: Manifest, done: Iterable[tuple[int, Shard]], check_input: Callable[[], None]) -> None:

@@ -72,8 +72,7 @@ def run_command(
         shard_rows=shard_rows,
         report=lambda note: typer.echo(f"note: {note}", err=True),
     )
-    errors = sum(shard.errors for shard in manifest.shards.values())
-    typer.echo(f"{out}: {manifest.rows - errors:,} texts in {manifest.count:,} shards; {errors:,} errors")
+    typer.echo(f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards; {manifest.errors:,} errors")
 
 
 @app.command("status")

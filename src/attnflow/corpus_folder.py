@@ -64,9 +64,19 @@ class Manifest:
         return -(-self.rows // self.shard_rows)
 
     @property
+    def missing(self) -> list[int]:
+        """The shards that are not written yet."""
+        return [index for index in range(self.count) if index not in self.shards]
+
+    @property
+    def errors(self) -> int:
+        """How many rows have no result, so far."""
+        return sum(shard.errors for shard in self.shards.values())
+
+    @property
     def finished(self) -> bool:
         """Whether every shard is written, and the errors are brought together."""
-        return len(self.shards) == self.count and self.errors_sha256 is not None
+        return not self.missing and self.errors_sha256 is not None
 
     def span(self, index: int) -> range:
         """The numbers of a shard's rows."""

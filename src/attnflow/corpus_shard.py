@@ -18,7 +18,7 @@ from attnflow.capture import capture, capture_batch
 from attnflow.corpus_input import Row, clean, is_decodable
 from attnflow.errors import AttnFlowError, OptionError
 from attnflow.evaluate import queried
-from attnflow.graph import AttentionGraph, Floats, integers
+from attnflow.graph import AttentionGraph, Floats, check_whole, integers
 from attnflow.importance import IMPORTANCES
 from attnflow.methods import METHODS
 from attnflow.models import Encoded, Model, batches
@@ -88,8 +88,8 @@ def plan_job(
         raise OptionError(f"at least one method is needed; choose from {', '.join(METHODS)}")
     if position not in QUERIES and (isinstance(position, str | bool) or not isinstance(position, int) or position < 0):
         raise OptionError(f"unknown position {position!r}; choose from {', '.join(QUERIES)}, or a position from 0 on")
-    if batch_tokens is not None and (isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int) or batch_tokens < 1):
-        raise OptionError(f"batch_tokens must be a whole number, at least 1; got {batch_tokens!r}")
+    if batch_tokens is not None:
+        check_whole("batch_tokens", batch_tokens)
     if model.is_vision or model.tokenizer is None:
         raise OptionError(f"a corpus needs a model that reads texts, with its tokenizer; got {model.name}")
     if scored and (model.is_encoder_decoder or model.task in ("encoder", "encoder-decoder")):

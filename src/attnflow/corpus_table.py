@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.corpus import check_whole
 from attnflow.corpus_folder import ERRORS, Manifest, is_whole, shard_errors_path, shard_path
 from attnflow.corpus_input import require_pyarrow
 from attnflow.corpus_shard import error_schema, result_schema
@@ -18,7 +17,7 @@ from attnflow.errors import FileError, OptionError
 from attnflow.evaluate import defined, markdown, spearman
 from attnflow.files import by_ending, write_csv
 from attnflow.generation import is_common
-from attnflow.graph import Floats
+from attnflow.graph import Floats, check_whole
 from attnflow.results import join_subwords, listed, words_of
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
     require_pyarrow()
     manifest, place = Manifest.read(folder), Path(folder)
     wrong = []
-    missing = [index for index in range(manifest.count) if index not in manifest.shards]
+    missing = manifest.missing
     if missing:
         wrong.append(f"not finished: {len(missing)} of {manifest.count} shards are missing ({listed(missing)})")
     for index, shard in sorted(manifest.shards.items()):
@@ -134,8 +133,7 @@ def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
     known = {shard_path(place, index).name for index in range(manifest.count)}
     wrong += [f"{path.name} belongs to no shard of the manifest" for path in sorted(place.glob("shard-*")) if path.name not in known]
     if not missing:
-        count = sum(shard.errors for shard in manifest.shards.values())
-        failed, problems = rows_in(place / ERRORS, manifest.errors_sha256, error_schema(), count)
+        failed, problems = rows_in(place / ERRORS, manifest.errors_sha256, error_schema(), manifest.errors)
         wrong += problems
         if not problems and (failed != sorted(set(failed))):
             wrong.append(f"{ERRORS}: rows are repeated or out of order")

@@ -20,7 +20,7 @@ from attnflow.attention import Attention
 from attnflow.capture import Call, checked, fuse, listening
 from attnflow.errors import CaptureError, OptionError
 from attnflow.files import PICTURES, by_ending, known_ending, write_csv, write_file
-from attnflow.graph import RESIDUAL, AttentionGraph, Floats
+from attnflow.graph import RESIDUAL, AttentionGraph, Floats, check_whole
 from attnflow.methods import flow as attention_flow
 from attnflow.models import Model, evaluating
 
@@ -201,8 +201,7 @@ def generate(model: Any, prompt: Any, *, max_new_tokens: int = 20, **options: An
     model = model if isinstance(model, Model) else Model(model)
     if model.task != "causal LM":
         raise OptionError(f"generate needs a causal LM; {model.name} is for {model.task}")
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise OptionError(f"max_new_tokens must be a whole number, at least 1; got {max_new_tokens!r}")
+    check_whole("max_new_tokens", max_new_tokens)
     for name in ("num_beams", "num_beam_groups", "num_return_sequences"):
         if options.get(name, 1) != 1:
             raise OptionError(f"generate follows one sequence a prompt, so {name} must be 1; got {options[name]}")

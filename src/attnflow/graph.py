@@ -286,6 +286,12 @@ def integers(values: Iterable[Any], what: str) -> list[int]:
     return [int(value) for value in found]
 
 
+def check_whole(name: str, value: Any, most: int | None = None) -> None:
+    """Refuse what is no whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        raise OptionError(f"{name} must be a whole number, at least 1{'' if most is None else f' and at most {most}'}; got {value!r}")
+
+
 def iterated(values: Any, what: str) -> Iterable[Any]:
     """The values, if they are several."""
     if isinstance(values, np.ndarray) and values.ndim == 0:
