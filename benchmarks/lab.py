@@ -20,19 +20,38 @@ import attnflow as af
 from attnflow.paper import grammar
 from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, seconds_of, show
 
-MINUTES, FLOW_SHARE, BLANK_OUT = 5.0, 1 / 3, 5.0  # at most; at most; times faster than the loop, at least
+MINUTES, FLOW_SHARE, BLANK_OUT = (
+    5.0,
+    1 / 3,
+    5.0,
+)  # at most; at most; times faster than the loop, at least
 COUNT, ROUNDS = 100, 3  # sentences of the blank-out measurement
 
 
 def table_1(limit: int) -> tuple[float, dict[str, float], list[str]]:
     """Seconds of the whole command in a process of its own; of its parts, as the command prints them; and its command line."""
-    command = [sys.executable, "-m", "attnflow", "reproduce", "table1", "--limit", str(limit), "--out"]
+    command = [
+        sys.executable,
+        "-m",
+        "attnflow",
+        "reproduce",
+        "table1",
+        "--limit",
+        str(limit),
+        "--out",
+    ]
     with TemporaryDirectory() as folder:
         start = time.perf_counter()
-        answer = subprocess.run([*command, str(Path(folder) / "table1")], capture_output=True, text=True, check=True)
+        answer = subprocess.run(
+            [*command, str(Path(folder) / "table1")], capture_output=True, text=True, check=True
+        )
         seconds = time.perf_counter() - start
     parts = answer.stderr.strip().splitlines()[-1].split("time: ")[1].split(", ")
-    return seconds, {part.rsplit(" ", 2)[0]: float(part.rsplit(" ", 2)[1]) for part in parts}, command[3:-1]
+    return (
+        seconds,
+        {part.rsplit(" ", 2)[0]: float(part.rsplit(" ", 2)[1]) for part in parts},
+        command[3:-1],
+    )
 
 
 def loop(model: af.Model, text: str) -> list[float]:
@@ -53,7 +72,10 @@ def blank_out() -> list[Figure]:
     """One sentence after another by the loop, by blank_out one at a time, and by blank_out given all of them; in turns."""
     model = af.load("verb-number")
     texts = [each.text for each in islice(grammar.sentences(seed=1), COUNT)]
-    worst = max(float(np.abs(af.blank_out(model, text).values - loop(model, text)).max()) for text in texts[:20])
+    worst = max(
+        float(np.abs(af.blank_out(model, text).values - loop(model, text)).max())
+        for text in texts[:20]
+    )
     times: dict[str, list[float]] = {"loop": [], "one": [], "all": []}
     for _ in range(ROUNDS):
         times["loop"].append(seconds_of(lambda: [loop(model, text) for text in texts]))
@@ -62,8 +84,18 @@ def blank_out() -> list[Figure]:
     slow = median(times["loop"])
     return [
         Figure(f"blank-out of {COUNT} sentences by a loop over tokens", slow, "s"),
-        Figure("blank_out(model, texts) against that loop", slow / median(times["all"]), "x", BLANK_OUT, at_least=True),
-        Figure("blank_out(model, text), one after another, against that loop", slow / median(times["one"]), "x"),
+        Figure(
+            "blank_out(model, texts) against that loop",
+            slow / median(times["all"]),
+            "x",
+            BLANK_OUT,
+            at_least=True,
+        ),
+        Figure(
+            "blank_out(model, text), one after another, against that loop",
+            slow / median(times["one"]),
+            "x",
+        ),
         Figure("largest difference between them", worst, "", 1e-5),
     ]
 
@@ -79,13 +111,24 @@ def main() -> None:
     seconds, parts, command = table_1(limit)
     say("blank-out")
     figures = [
-        Figure(f"Table 1, {limit:,} sentences, the whole command", seconds / 60, "minutes", MINUTES),
+        Figure(
+            f"Table 1, {limit:,} sentences, the whole command", seconds / 60, "minutes", MINUTES
+        ),
         Figure("flow's share of it", parts["flow"] / seconds, "", FLOW_SHARE),
-        *(Figure(f"{name}'s share of it", parts[name] / seconds, "") for name in ("blank_out", "capture", "raw", "rollout")),
+        *(
+            Figure(f"{name}'s share of it", parts[name] / seconds, "")
+            for name in ("blank_out", "capture", "raw", "rollout")
+        ),
         *blank_out(),
     ]
-    rows = [[name, f"{took:.1f}", f"{100 * took / seconds:.0f} %"] for name, took in {**parts, "the whole command": seconds}.items()]
-    sheets = [Sheet("where the time of Table 1 goes", ["part", "seconds", "share"], rows), figure_sheet(figures)]
+    rows = [
+        [name, f"{took:.1f}", f"{100 * took / seconds:.0f} %"]
+        for name, took in {**parts, "the whole command": seconds}.items()
+    ]
+    sheets = [
+        Sheet("where the time of Table 1 goes", ["part", "seconds", "share"], rows),
+        figure_sheet(figures),
+    ]
     show(sheets)
     if quick:
         return

@@ -22,7 +22,9 @@ def main() -> None:
     with torch.no_grad():
         weights = model(**encoded, output_attentions=True).attentions
     tokens = tokenizer.convert_ids_to_tokens(encoded.input_ids[0])
-    af.Attention(weights, tokens=tokens, words=encoded.word_ids(0)).save(ROOT / "tests" / "data" / "example.npz")
+    af.Attention(weights, tokens=tokens, words=encoded.word_ids(0)).save(
+        ROOT / "tests" / "data" / "example.npz"
+    )
     minilm, smollm2 = real(12, 64).astype(np.float32), real_causal(12, 64).astype(np.float32)
     np.savez_compressed(ROOT / "tests" / "data" / "real.npz", minilm=minilm, smollm2=smollm2)
 

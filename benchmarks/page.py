@@ -23,8 +23,20 @@ from attnflow.page import explanation_page
 from sheets import HERE, Figure, environment_of, figure_sheet, publish, say, show
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-LOAD, HOVER, SMALL, CLOSE = 3.0, 100.0, 150.0, 1e-3  # at most: seconds, milliseconds, KB, difference
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+]
+LOAD, HOVER, SMALL, CLOSE = (
+    3.0,
+    100.0,
+    150.0,
+    1e-3,
+)  # at most: seconds, milliseconds, KB, difference
 LOADS, HOVERS = 5, 60
 
 # from the pointer's event to the frame after the one in which the page has painted its answer
@@ -36,7 +48,9 @@ HOVERED = """async ([across, down]) => {
   await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   return performance.now() - began;
 }"""
-NUMBERS = "[...document.querySelectorAll('#numbers-list .value')].map((each) => Number(each.textContent))"
+NUMBERS = (
+    "[...document.querySelectorAll('#numbers-list .value')].map((each) => Number(each.textContent))"
+)
 
 
 def explanation(depth: int, size: int) -> af.Explanation:
@@ -46,14 +60,28 @@ def explanation(depth: int, size: int) -> af.Explanation:
     weights = np.exp(2.5 * generator.normal(size=(depth, size, size)) - 0.04 * distance)
     words = (HERE / "english.txt").read_text(encoding="utf-8").split()
     tokens = tuple(words[place % len(words)] for place in range(size))
-    attention = af.Attention(weights / weights.sum(axis=-1, keepdims=True), tokens=tokens, causal=False)
+    attention = af.Attention(
+        weights / weights.sum(axis=-1, keepdims=True), tokens=tokens, causal=False
+    )
     graph = attention.graph()
     every = range(1, depth + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", af.SaturationWarning)
         flow = af.flow(graph, layers=every, positions=[0])
     raw, rollout = af.raw(graph, layers=every), af.rollout(graph, layers=every)
-    return af.Explanation(" ".join(tokens), "random", tokens, (False,) * size, 0, None, attention, raw, rollout, flow, {})
+    return af.Explanation(
+        " ".join(tokens),
+        "random",
+        tokens,
+        (False,) * size,
+        0,
+        None,
+        attention,
+        raw,
+        rollout,
+        flow,
+        {},
+    )
 
 
 def load(tab: Page, address: str) -> float:
@@ -68,7 +96,9 @@ def difference(tab: Page, found: af.Explanation) -> float:
     """The largest difference between what the page shows of the node hovered last and the array."""
     layer, position = map(int, str(tab.evaluate("document.body.dataset.focus")).split(","))
     shown = np.array(tab.evaluate(NUMBERS))
-    return float(np.abs(shown - np.sort(found.rollout.at(position, layer))[::-1][: len(shown)]).max())
+    return float(
+        np.abs(shown - np.sort(found.rollout.at(position, layer))[::-1][: len(shown)]).max()
+    )
 
 
 def measure(depth: int, size: int) -> list[Figure]:
@@ -78,7 +108,11 @@ def measure(depth: int, size: int) -> list[Figure]:
     began = time.perf_counter()
     html = explanation_page(found)
     building = time.perf_counter() - began
-    assets = sum(len(each.read_bytes()) for each in (files("attnflow") / "page_assets").iterdir() if each.is_file())
+    assets = sum(
+        len(each.read_bytes())
+        for each in (files("attnflow") / "page_assets").iterdir()
+        if each.is_file()
+    )
     points = np.random.default_rng(1).uniform([0.15, 0.05], [0.95, 0.85], (HOVERS, 2)).tolist()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder) / "page.html"
@@ -120,7 +154,16 @@ def main() -> None:
         " from the pointer's event, at random nodes, until the frame with the answer is painted. Numbers are those of the panel then.",
     ]
     environment = environment_of(["attnflow", "numpy", "playwright"], began)
-    publish("page", f"The page at {size} tokens and {depth} layers", notes, [sheet], figures, environment, tokens=size, layers=depth)
+    publish(
+        "page",
+        f"The page at {size} tokens and {depth} layers",
+        notes,
+        [sheet],
+        figures,
+        environment,
+        tokens=size,
+        layers=depth,
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from scipy.sparse.csgraph import maximum_flow
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Solver = Callable[[int, int], float]  # from source and target to the maximum flow
-Build = Callable[[int, Integers, Integers, Floats], Solver]  # from the number of nodes and the arcs' starts, ends and capacities
+Build = Callable[
+    [int, Integers, Integers, Floats], Solver
+]  # from the number of nodes and the arcs' starts, ends and capacities
 
 
 def with_igraph(nodes: int, starts: Integers, ends: Integers, capacities: Floats) -> Solver:
@@ -49,8 +51,12 @@ def with_ortools(nodes: int, starts: Integers, ends: Integers, capacities: Float
 def with_scipy(nodes: int, starts: Integers, ends: Integers, capacities: Floats) -> Solver:
     """Dinic's algorithm in Cython, on 32-bit integers: not exact, as capacities are rounded to 30 bits."""
     scale = 2.0**30
-    graph = csr_array((np.rint(capacities * scale).astype(np.int32), (starts, ends)), shape=(nodes, nodes))
-    return lambda source, target: float(maximum_flow(graph, source, target, method="dinic").flow_value / scale)
+    graph = csr_array(
+        (np.rint(capacities * scale).astype(np.int32), (starts, ends)), shape=(nodes, nodes)
+    )
+    return lambda source, target: float(
+        maximum_flow(graph, source, target, method="dinic").flow_value / scale
+    )
 
 
 def with_pymaxflow(nodes: int, starts: Integers, ends: Integers, capacities: Floats) -> Solver:
@@ -74,8 +80,12 @@ def with_networkx(algorithm: Callable[..., Any]) -> Build:
     def build(nodes: int, starts: Integers, ends: Integers, capacities: Floats) -> Solver:
         graph = nx.DiGraph()
         graph.add_nodes_from(range(nodes))
-        graph.add_weighted_edges_from(zip(starts.tolist(), ends.tolist(), capacities.tolist(), strict=True), weight="capacity")
-        return lambda source, target: float(nx.maximum_flow_value(graph, source, target, flow_func=algorithm))
+        graph.add_weighted_edges_from(
+            zip(starts.tolist(), ends.tolist(), capacities.tolist(), strict=True), weight="capacity"
+        )
+        return lambda source, target: float(
+            nx.maximum_flow_value(graph, source, target, flow_func=algorithm)
+        )
 
     return build
 
@@ -89,8 +99,13 @@ PEERS: dict[str, Build] = {
     "networkx preflow-push": with_networkx(nx.algorithms.flow.preflow_push),
     EDMONDS_KARP: with_networkx(nx.algorithms.flow.edmonds_karp),
 }
-EXACT_AND_FAST = ("igraph", "ortools")  # the faster of these two is what the targets are set against
-MOST_ARCS = {EDMONDS_KARP: 6 * 128 * 128}  # beyond this a single pair takes longer than about 30 seconds
+EXACT_AND_FAST = (
+    "igraph",
+    "ortools",
+)  # the faster of these two is what the targets are set against
+MOST_ARCS = {
+    EDMONDS_KARP: 6 * 128 * 128
+}  # beyond this a single pair takes longer than about 30 seconds
 
 
 @dataclass

@@ -32,7 +32,11 @@ class Figure:
         """Whether the target is met."""
         if self.target is None:
             return ""
-        return "yes" if (self.value >= self.target if self.at_least else self.value <= self.target) else "NO"
+        return (
+            "yes"
+            if (self.value >= self.target if self.at_least else self.value <= self.target)
+            else "NO"
+        )
 
 
 def say(text: str) -> None:
@@ -59,21 +63,35 @@ class Sheet:
         """For the terminal."""
         table = Table(*self.header, title=self.title, title_justify="left")
         for row in self.rows:
-            table.add_row(*(f"[bold]{cell.strip('*')}[/]" if cell.startswith("**") else cell for cell in row))
+            table.add_row(
+                *(f"[bold]{cell.strip('*')}[/]" if cell.startswith("**") else cell for cell in row)
+            )
         return table
 
     def markdown(self) -> str:
         """For Markdown."""
         lines = [self.header, ["---"] * len(self.header), *self.rows]
-        return f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        return (
+            f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        )
 
 
 def figure_sheet(figures: list[Figure]) -> Sheet:
     """The single numbers."""
     rows = []
     for figure in figures:
-        target = "" if figure.target is None else f"{'at least' if figure.at_least else 'at most'} {figure.target:,g}"
-        shown = f"{figure.value:.1e}" if figure.value < 1e-3 else f"{figure.value:,.0f}" if figure.value > 1000 else f"{figure.value:.4g}"
+        target = (
+            ""
+            if figure.target is None
+            else f"{'at least' if figure.at_least else 'at most'} {figure.target:,g}"
+        )
+        shown = (
+            f"{figure.value:.1e}"
+            if figure.value < 1e-3
+            else f"{figure.value:,.0f}"
+            if figure.value > 1000
+            else f"{figure.value:.4g}"
+        )
         rows.append([figure.what, f"{shown} {figure.unit}".strip(), target, figure.met])
     return Sheet("other figures", ["figure", "measured", "target", "met"], rows)
 
@@ -106,15 +124,24 @@ def publish(
     **content: Any,
 ) -> None:
     """Write results/NAME.md and results/NAME.json."""
-    versions = ", ".join(f"{package} {number}" for package, number in environment["packages"].items())
+    versions = ", ".join(
+        f"{package} {number}" for package, number in environment["packages"].items()
+    )
     head = (
         f"Written by `python benchmarks/{name}.py` in {environment['minutes']} minutes. Python {environment['python']},"
         f" {environment['system']}, {environment['cores']} cores. Versions: {versions}."
     )
-    page = "\n\n".join([f"# {title}", head, *notes, *(sheet.markdown().rstrip() for sheet in sheets)]) + "\n"
+    page = (
+        "\n\n".join([f"# {title}", head, *notes, *(sheet.markdown().rstrip() for sheet in sheets)])
+        + "\n"
+    )
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
-    listed = {"environment": environment, **content, "figures": [asdict(figure) for figure in figures]}
+    listed = {
+        "environment": environment,
+        **content,
+        "figures": [asdict(figure) for figure in figures],
+    }
     (folder / f"{name}.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
     say(f"written to benchmarks/results/ after {environment['minutes']} minutes")

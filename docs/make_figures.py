@@ -22,12 +22,23 @@ from attnflow.terminal import print_explanation
 
 FOLDER = Path(__file__).parent / "pictures"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 def command(*arguments: str) -> None:
     """Run attnflow as a user does."""
-    subprocess.run([sys.executable, "-m", "attnflow", *arguments], cwd=FOLDER, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "attnflow", *arguments],
+        cwd=FOLDER,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def terminal() -> None:
@@ -55,13 +66,20 @@ def vision() -> None:
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     down, across = np.mgrid[:64, :64]
     picture = np.full((64, 64, 3), 235, np.uint8)
     picture[(down - 20) ** 2 + (across - 20) ** 2 < 120] = (200, 60, 40)
     picture[(down - 42) ** 2 + (across - 44) ** 2 < 200] = (40, 90, 180)
     pixels = torch.tensor(picture / 255.0, dtype=torch.float32).permute(2, 0, 1)
-    model = ViTForImageClassification(ViTConfig(**sizes, image_size=64, patch_size=8, initializer_range=0.3))
+    model = ViTForImageClassification(
+        ViTConfig(**sizes, image_size=64, patch_size=8, initializer_range=0.3)
+    )
     figures.overlay(af.rollout(af.capture(model, pixels)), picture).save(FOLDER / "overlay.png")
 
 
@@ -73,7 +91,9 @@ def page() -> None:
         file = af.explain("the authors that the old man likes").save(Path(place) / "page.html")
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         for scheme in ("light", "dark"):
-            context = browser.new_context(color_scheme=scheme, viewport={"width": 1000, "height": 900})  # type: ignore[arg-type]
+            context = browser.new_context(
+                color_scheme=scheme, viewport={"width": 1000, "height": 900}
+            )  # type: ignore[arg-type]
             tab = context.new_page()
             tab.goto(file.resolve().as_uri())
             tab.wait_for_timeout(300)

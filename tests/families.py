@@ -17,8 +17,19 @@ PADDING = 1
 
 def text(config: Any, **options: Any) -> Callable[[], Any]:
     """A small configuration of one of the usual shapes."""
-    common = {"vocab_size": VOCABULARY, "pad_token_id": PADDING, "bos_token_id": 2, "eos_token_id": 3, "max_position_embeddings": 40}
-    usual = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    common = {
+        "vocab_size": VOCABULARY,
+        "pad_token_id": PADDING,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "max_position_embeddings": 40,
+    }
+    usual = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     return lambda: config(**{**common, **usual, **options})
 
 
@@ -26,14 +37,26 @@ GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 ENCODERS: dict[str, tuple[Any, Callable[[], Any]]] = {
     "bert": (t.BertModel, text(t.BertConfig)),
     "roberta": (t.RobertaForSequenceClassification, text(t.RobertaConfig)),
-    "distilbert": (t.DistilBertForSequenceClassification, text(t.DistilBertConfig, dim=32, n_layers=3, n_heads=4, hidden_dim=48)),
+    "distilbert": (
+        t.DistilBertForSequenceClassification,
+        text(t.DistilBertConfig, dim=32, n_layers=3, n_heads=4, hidden_dim=48),
+    ),
     "albert": (t.AlbertModel, text(t.AlbertConfig, embedding_size=16)),
     "electra": (t.ElectraForTokenClassification, text(t.ElectraConfig, embedding_size=16)),
     "mpnet": (t.MPNetModel, text(t.MPNetConfig)),
-    "deberta-v2": (t.DebertaV2Model, text(t.DebertaV2Config, relative_attention=True, pos_att_type=["p2c", "c2p"])),
+    "deberta-v2": (
+        t.DebertaV2Model,
+        text(t.DebertaV2Config, relative_attention=True, pos_att_type=["p2c", "c2p"]),
+    ),
     "modernbert": (
         t.ModernBertForMaskedLM,
-        text(t.ModernBertConfig, local_attention=6, global_attn_every_n_layers=3, cls_token_id=2, sep_token_id=3),
+        text(
+            t.ModernBertConfig,
+            local_attention=6,
+            global_attn_every_n_layers=3,
+            cls_token_id=2,
+            sep_token_id=3,
+        ),
     ),
 }
 DECODERS: dict[str, tuple[Any, Callable[[], Any]]] = {
@@ -44,19 +67,52 @@ DECODERS: dict[str, tuple[Any, Callable[[], Any]]] = {
     "llama": (t.LlamaForCausalLM, text(t.LlamaConfig, **GROUPED)),
     "mistral": (t.MistralForCausalLM, text(t.MistralConfig, sliding_window=4, **GROUPED)),
     "qwen3": (t.Qwen3ForCausalLM, text(t.Qwen3Config, **GROUPED)),
-    "gemma2": (t.Gemma2ForCausalLM, text(t.Gemma2Config, sliding_window=4, attn_logit_softcapping=2.0, query_pre_attn_scalar=8, **GROUPED)),
-    "gemma3": (t.Gemma3ForCausalLM, text(t.Gemma3TextConfig, sliding_window=4, query_pre_attn_scalar=8, **GROUPED)),
+    "gemma2": (
+        t.Gemma2ForCausalLM,
+        text(
+            t.Gemma2Config,
+            sliding_window=4,
+            attn_logit_softcapping=2.0,
+            query_pre_attn_scalar=8,
+            **GROUPED,
+        ),
+    ),
+    "gemma3": (
+        t.Gemma3ForCausalLM,
+        text(t.Gemma3TextConfig, sliding_window=4, query_pre_attn_scalar=8, **GROUPED),
+    ),
     "phi3": (t.Phi3ForCausalLM, text(t.Phi3Config, num_key_value_heads=2)),
-    "gpt-oss": (t.GptOssForCausalLM, text(t.GptOssConfig, sliding_window=4, num_local_experts=2, num_experts_per_tok=1, **GROUPED)),
+    "gpt-oss": (
+        t.GptOssForCausalLM,
+        text(
+            t.GptOssConfig, sliding_window=4, num_local_experts=2, num_experts_per_tok=1, **GROUPED
+        ),
+    ),
 }
 PAIRS: dict[str, tuple[Any, Callable[[], Any]]] = {
     "t5": (
         t.T5ForConditionalGeneration,
-        text(t.T5Config, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4, decoder_start_token_id=PADDING),
+        text(
+            t.T5Config,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_layers=2,
+            num_decoder_layers=3,
+            num_heads=4,
+            decoder_start_token_id=PADDING,
+        ),
     ),
     "bart": (
         t.BartForConditionalGeneration,
-        text(t.BartConfig, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4, decoder_attention_heads=4),
+        text(
+            t.BartConfig,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+        ),
     ),
     "marian": (
         t.MarianMTModel,
@@ -71,12 +127,22 @@ PAIRS: dict[str, tuple[Any, Callable[[], Any]]] = {
         ),
     ),
 }
-IMAGE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 24, "patch_size": 8}
+IMAGE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 24,
+    "patch_size": 8,
+}
 VISION: dict[str, tuple[Any, Callable[[], Any]]] = {
     "vit": (t.ViTForImageClassification, lambda: t.ViTConfig(**IMAGE)),
     "deit": (t.DeiTModel, lambda: t.DeiTConfig(**IMAGE)),
     "clip": (t.CLIPVisionModel, lambda: t.CLIPVisionConfig(**IMAGE)),
-    "dinov2": (t.Dinov2WithRegistersModel, lambda: t.Dinov2WithRegistersConfig(**IMAGE, num_register_tokens=4, mlp_ratio=2)),
+    "dinov2": (
+        t.Dinov2WithRegistersModel,
+        lambda: t.Dinov2WithRegistersConfig(**IMAGE, num_register_tokens=4, mlp_ratio=2),
+    ),
 }
 FAMILIES = {**ENCODERS, **DECODERS, **PAIRS, **VISION}
 
@@ -90,19 +156,48 @@ def build(family: str, implementation: str | None = None) -> Any:
     options = {} if implementation is None else {"attn_implementation": implementation}
     model = kind._from_config(configuration, **options)
     generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():  # larger than the usual start, so that attention is far from uniform
+    for (
+        parameter
+    ) in model.parameters():  # larger than the usual start, so that attention is far from uniform
         if parameter.ndim > 1:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
-    if hasattr(model.config, "decoder_start_token_id") and model.config.decoder_start_token_id is None:
+    if (
+        hasattr(model.config, "decoder_start_token_id")
+        and model.config.decoder_start_token_id is None
+    ):
         model.config.decoder_start_token_id = 2
     return model.eval()
 
 
 def word_tokenizer() -> Any:
     """A tokenizer of a dozen words, which pads on the left."""
-    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "key", "to", "cabinets", "is", "are", "lost", "here"]
-    base = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[UNK]",
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "key",
+        "to",
+        "cabinets",
+        "is",
+        "are",
+        "lost",
+        "here",
+    ]
+    base = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    )
     base.pre_tokenizer = Whitespace()
-    base.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    base.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     return t.PreTrainedTokenizerFast(tokenizer_object=base, padding_side="left", **names)

@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 
 Floats = npt.NDArray[np.float64]
 DATA = Path(__file__).parent / "data"
-KINDS = ["peaky", "flat", "uniform", "identity", "one-hot", "causal", "causal uniform", "window", "blocks", "sparse", "swap", "extreme"]
+KINDS = [
+    "peaky",
+    "flat",
+    "uniform",
+    "identity",
+    "one-hot",
+    "causal",
+    "causal uniform",
+    "window",
+    "blocks",
+    "sparse",
+    "swap",
+    "extreme",
+]
 
 
 def rational_flow(edges: Floats, source: int, target: int) -> float:
@@ -24,8 +37,16 @@ def rational_flow(edges: Floats, source: int, target: int) -> float:
         for query in range(size):
             for key in range(size):
                 if edges[layer - 1, query, key] > 0:
-                    graph.add_edge((layer, query), (layer - 1, key), capacity=Fraction(edges[layer - 1, query, key]))
-    return float(nx.maximum_flow_value(graph, (depth, source), (0, target), flow_func=nx.algorithms.flow.edmonds_karp))
+                    graph.add_edge(
+                        (layer, query),
+                        (layer - 1, key),
+                        capacity=Fraction(edges[layer - 1, query, key]),
+                    )
+    return float(
+        nx.maximum_flow_value(
+            graph, (depth, source), (0, target), flow_func=nx.algorithms.flow.edmonds_karp
+        )
+    )
 
 
 class Igraph:
@@ -39,7 +60,9 @@ class Igraph:
         self.capacities = edges[layer, query, key].tolist()
 
     def flow(self, source: int, target: int) -> float:
-        return float(self.graph.maxflow_value(self.depth * self.size + source, target, self.capacities))
+        return float(
+            self.graph.maxflow_value(self.depth * self.size + source, target, self.capacities)
+        )
 
 
 def attention(kind: str, layers: int, size: int, rng: np.random.Generator) -> Floats:
@@ -54,8 +77,13 @@ def attention(kind: str, layers: int, size: int, rng: np.random.Generator) -> Fl
         "one-hot": lambda: np.eye(size)[rng.integers(0, size, shape[:2])],
         "causal": lambda: np.exp(2 * rng.normal(size=shape)) * past,
         "causal uniform": lambda: past * np.ones(shape),
-        "window": lambda: np.exp(rng.normal(size=shape)) * past * np.triu(np.ones((size, size)), -2),
-        "blocks": lambda: np.exp(rng.normal(size=shape)) * (np.arange(size)[:, None] // 3 == np.arange(size)[None] // 3),
+        "window": lambda: (
+            np.exp(rng.normal(size=shape)) * past * np.triu(np.ones((size, size)), -2)
+        ),
+        "blocks": lambda: (
+            np.exp(rng.normal(size=shape))
+            * (np.arange(size)[:, None] // 3 == np.arange(size)[None] // 3)
+        ),
         "sparse": lambda: rng.random(shape) * (rng.random(shape) < 0.3) + np.eye(size) * 1e-3,
         "swap": lambda: np.broadcast_to(np.eye(size)[::-1], shape),
         "extreme": lambda: np.exp(14 * rng.normal(size=shape)),
@@ -65,12 +93,16 @@ def attention(kind: str, layers: int, size: int, rng: np.random.Generator) -> Fl
 
 
 @st.composite
-def any_attention(draw: st.DrawFn, max_layers: int = 5, max_size: int = 7, kinds: list[str] = KINDS) -> Floats:
+def any_attention(
+    draw: st.DrawFn, max_layers: int = 5, max_size: int = 7, kinds: list[str] = KINDS
+) -> Floats:
     """Weights [layer, query, key] of any kind; layers may be of different kinds."""
     layers = draw(st.integers(1, max_layers))
     size = draw(st.integers(1, max_size))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return np.concatenate([attention(draw(st.sampled_from(kinds)), 1, size, rng) for _ in range(layers)])
+    return np.concatenate(
+        [attention(draw(st.sampled_from(kinds)), 1, size, rng) for _ in range(layers)]
+    )
 
 
 def edges_of(weights: Floats, residual: float = 0.5) -> Floats:

@@ -53,18 +53,42 @@ def expected(family: str) -> Floats:
     output = eager(family)
     if family not in PAIRS:
         return stacked(output.attentions)
-    encoder, decoder, cross = (stacked(getattr(output, name)) for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"))
+    encoder, decoder, cross = (
+        stacked(getattr(output, name))
+        for name in ("encoder_attentions", "decoder_attentions", "cross_attentions")
+    )
     source, target = len(IDS), decoder.shape[-1]
     heads = encoder.shape[1]
     layers = []
     for weights in encoder:
         layers.append(
-            np.stack([np.block([[each, np.zeros((source, target))], [np.zeros((target, source)), np.eye(target)]]) for each in weights])
+            np.stack(
+                [
+                    np.block(
+                        [
+                            [each, np.zeros((source, target))],
+                            [np.zeros((target, source)), np.eye(target)],
+                        ]
+                    )
+                    for each in weights
+                ]
+            )
         )
     for own, other in zip(decoder, cross, strict=True):
         zeros = np.zeros((source, target))
-        layers.append(np.stack([np.block([[np.eye(source), zeros], [zeros.T, own[head]]]) for head in range(heads)]))
-        layers.append(np.stack([np.block([[np.eye(source), zeros], [other[head], np.zeros((target, target))]]) for head in range(heads)]))
+        layers.append(
+            np.stack(
+                [np.block([[np.eye(source), zeros], [zeros.T, own[head]]]) for head in range(heads)]
+            )
+        )
+        layers.append(
+            np.stack(
+                [
+                    np.block([[np.eye(source), zeros], [other[head], np.zeros((target, target))]])
+                    for head in range(heads)
+                ]
+            )
+        )
     return np.stack(layers)
 
 
@@ -77,13 +101,17 @@ def test_capture_equals_output_attentions(family: str) -> None:
     for heads in ("mean", "max", "min"):
         fused = af.capture(af.Model(build(family)), example(family), heads=heads)
         assert fused.fused == heads
-        assert np.abs(fused.graph(heads=heads).edges - captured.graph(heads=heads).edges).max() < SAME
+        assert (
+            np.abs(fused.graph(heads=heads).edges - captured.graph(heads=heads).edges).max() < SAME
+        )
     assert captured.causal == (family in DECODERS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("implementation", [None, "eager"])
-def test_outputs_are_bit_identical_and_the_model_is_left_as_found(family: str, implementation: str | None) -> None:
+def test_outputs_are_bit_identical_and_the_model_is_left_as_found(
+    family: str, implementation: str | None
+) -> None:
     model = build(family, implementation)
     given = arguments(family)
     before = state(model)
@@ -101,10 +129,17 @@ def test_outputs_are_bit_identical_and_the_model_is_left_as_found(family: str, i
 def state(model: Any) -> Any:
     """All of a model that capture could change."""
     hooks = [
-        len(getattr(module, name)) for module in model.modules() for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+        len(getattr(module, name))
+        for module in model.modules()
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     ]
     training = [module.training for module in model.modules()]
-    return model.config._attn_implementation, hooks, training, transformers.AttentionInterface.get_interface
+    return (
+        model.config._attn_implementation,
+        hooks,
+        training,
+        transformers.AttentionInterface.get_interface,
+    )
 
 
 @pytest.mark.parametrize("family", [*ENCODERS, *DECODERS, *PAIRS])
@@ -124,7 +159,13 @@ def test_a_batch_gives_what_each_gives_alone(family: str) -> None:
 def test_the_order_and_number_of_inputs_are_kept() -> None:
     model = af.Model(build("bert"))
     inputs = [IDS[:length] for length in (5, 2, 9, 2, 7)]
-    assert [attention.size for attention in af.capture(model, inputs, batch_tokens=8)] == [5, 2, 9, 2, 7]
+    assert [attention.size for attention in af.capture(model, inputs, batch_tokens=8)] == [
+        5,
+        2,
+        9,
+        2,
+        7,
+    ]
     assert af.capture(model, []) == []
 
 
@@ -142,7 +183,9 @@ def test_windows_and_sinks_are_kept() -> None:
     assert af.capture(af.Model(build("gemma2")), IDS).window == (4, None, 4)
     assert af.capture(af.Model(build("modernbert")), IDS).window == (None, 4, 4)
     attention = af.capture(af.Model(build("gpt-oss")), IDS)
-    left = np.stack([1 - layer[0].sum(dim=-1).mean(dim=0).numpy() for layer in eager("gpt-oss").attentions])
+    left = np.stack(
+        [1 - layer[0].sum(dim=-1).mean(dim=0).numpy() for layer in eager("gpt-oss").attentions]
+    )
     assert attention.sink is not None
     assert np.abs(attention.sink - left).max() < SAME
 
@@ -180,7 +223,10 @@ def test_a_mask_that_went_missing_is_an_error() -> None:
     try:
         for module in attentions:
             module.is_causal = False
-        with pytest.raises(af.CaptureError, match=r"weights of LlamaForCausalLM are not attention: .* mask hides a key .* layer 1"):
+        with pytest.raises(
+            af.CaptureError,
+            match=r"weights of LlamaForCausalLM are not attention: .* mask hides a key .* layer 1",
+        ):
             af.capture(af.Model(model), IDS)
     finally:
         for module in attentions:
@@ -230,7 +276,12 @@ def test_a_rollout_runs_from_the_decoder_to_the_source() -> None:
     for weights in expected("bart").mean(axis=1):
         product = (0.5 * weights + 0.5 * np.eye(graph.size)) @ product
     last = graph.size - 1
-    assert np.abs(af.rollout(graph, layers=[graph.depth], positions=[last]).at(last) - product[last]).max() < SAME
+    assert (
+        np.abs(
+            af.rollout(graph, layers=[graph.depth], positions=[last]).at(last) - product[last]
+        ).max()
+        < SAME
+    )
     flowed = af.flow(graph, layers=[graph.depth - 2], positions=[last], normalize=None)
     assert flowed.at(last)[: len(IDS)].min() > 0
 
@@ -240,7 +291,11 @@ def test_names_of_layers_and_the_grid_are_saved(tmp_path: Path) -> None:
         first = af.capture(af.Model(build(family)), example(family))
         first.save(tmp_path / "captured.npz")
         second = af.Attention.load(tmp_path / "captured.npz")
-        assert (second.layer_names, second.grid, second.tokens) == (first.layer_names, first.grid, first.tokens)
+        assert (second.layer_names, second.grid, second.tokens) == (
+            first.layer_names,
+            first.grid,
+            first.tokens,
+        )
         assert (second.weights == first.weights).all()
 
 
@@ -257,7 +312,9 @@ def test_images_have_a_grid_and_named_positions() -> None:
 def test_pictures_go_through_the_image_processor(tmp_path: Path) -> None:
     processor = transformers.ViTImageProcessorPil(size={"height": 24, "width": 24})
     model = af.Model(build("vit"), processor)
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8))
+    picture = Image.fromarray(
+        np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    )
     picture.save(tmp_path / "picture.png")
     attention = af.capture(model, picture)
     pixels = processor(images=picture, return_tensors="pt")["pixel_values"][0]
@@ -285,7 +342,9 @@ def test_texts_become_tokens_and_words(tokenizer: Any) -> None:
     attention = af.capture(af.Model(build("bert"), tokenizer), "the key is lost")
     assert attention.tokens == ("[CLS]", "the", "key", "is", "lost", "[SEP]")
     assert attention.words == (None, 0, 1, 2, 3, None)
-    many = af.capture(af.Model(build("bert"), tokenizer), ["the key", "the key to the cabinets is lost"])
+    many = af.capture(
+        af.Model(build("bert"), tokenizer), ["the key", "the key to the cabinets is lost"]
+    )
     assert [each.size for each in many] == [4, 9]  # whatever side the tokenizer pads on
 
 
@@ -300,7 +359,9 @@ def test_texts_become_tokens_and_words(tokenizer: Any) -> None:
         ("vit", "image classification", 0),
     ],
 )
-def test_a_model_knows_its_task_and_focal_position(family: str, task: str, focal: int, tokenizer: Any) -> None:
+def test_a_model_knows_its_task_and_focal_position(
+    family: str, task: str, focal: int, tokenizer: Any
+) -> None:
     model = af.Model(build(family))
     assert model.task == task
     encoded = model.encode(example(family) if family in VISION else [5, 6, 7, 8])
@@ -324,9 +385,22 @@ def test_a_masked_model_is_explained_at_its_mask(tokenizer: Any) -> None:
 
 
 def test_a_bart_classifier_is_explained_where_its_input_ends() -> None:
-    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    config = transformers.BartConfig(vocab_size=60, encoder_layers=2, decoder_layers=2, max_position_embeddings=40, **sizes)
-    config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id = 1, 2, 3, 3
+    sizes = {
+        "d_model": 32,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+    }
+    config = transformers.BartConfig(
+        vocab_size=60, encoder_layers=2, decoder_layers=2, max_position_embeddings=40, **sizes
+    )
+    config.pad_token_id, config.bos_token_id, config.eos_token_id, config.decoder_start_token_id = (
+        1,
+        2,
+        3,
+        3,
+    )
     model = af.Model(transformers.BartForSequenceClassification(config))
     assert model.focal(model.encode([2, 5, 6, 7, 3]), causal=False) == 5 + 4
     assert af.capture(model, [2, 5, 6, 7, 3]).size == 10
@@ -339,7 +413,9 @@ def test_a_tagger_predicts_at_any_position() -> None:
     labels = [model.predict(IDS, position=place)[0] for place in range(len(IDS))]
     with torch.no_grad():
         probabilities = build("electra")(torch.tensor([IDS])).logits[0].softmax(dim=-1)
-    assert np.allclose([probability for _, probability in labels], probabilities.amax(dim=-1).numpy(), atol=1e-5)
+    assert np.allclose(
+        [probability for _, probability in labels], probabilities.amax(dim=-1).numpy(), atol=1e-5
+    )
     with pytest.raises(af.OptionError, match="position must be from 0 to 10; got 11"):
         model.predict(IDS, position=11)
 
@@ -350,7 +426,13 @@ def test_a_folder_is_loaded_and_gives_the_same(tmp_path: Path, tokenizer: Any) -
     loaded = af.load(tmp_path / "model")
     assert repr(loaded) == "<Model: BertModel, encoder>"
     first = af.capture(loaded, "the key is lost")
-    assert np.abs(first.weights - af.capture(af.Model(build("bert"), tokenizer), "the key is lost").weights).max() < 1e-6
+    assert (
+        np.abs(
+            first.weights
+            - af.capture(af.Model(build("bert"), tokenizer), "the key is lost").weights
+        ).max()
+        < 1e-6
+    )
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------------------
@@ -362,30 +444,57 @@ def bert() -> af.Model:
 
 class NoAttention(transformers.BertPreTrainedModel):
     def __init__(self) -> None:
-        super().__init__(transformers.BertConfig(vocab_size=60, hidden_size=8, num_attention_heads=1))
+        super().__init__(
+            transformers.BertConfig(vocab_size=60, hidden_size=8, num_attention_heads=1)
+        )
         self.embeddings = torch.nn.Embedding(60, 8)
 
     def get_input_embeddings(self) -> Any:
         return self.embeddings
 
-    def forward(self, input_ids: Any, attention_mask: Any = None, output_attentions: bool = False) -> Any:
-        return transformers.modeling_outputs.BaseModelOutput(last_hidden_state=self.embeddings(input_ids))
+    def forward(
+        self, input_ids: Any, attention_mask: Any = None, output_attentions: bool = False
+    ) -> Any:
+        return transformers.modeling_outputs.BaseModelOutput(
+            last_hidden_state=self.embeddings(input_ids)
+        )
 
 
 BAD: list[tuple[Any, str]] = [
     (lambda tokenizer: af.capture(af.Model(build("bert"), tokenizer), "  "), "must not be empty"),
     (lambda tokenizer: af.capture(bert(), "the key"), "has no tokenizer"),
-    (lambda tokenizer: af.capture(bert(), [[5] * 41]), "takes at most 40 tokens; got 41: pass truncation=True"),
-    (lambda tokenizer: af.capture(bert(), [5, 60]), "token ids of BertModel must be from 0 to 59; got 60: the tokenizer does not fit"),
+    (
+        lambda tokenizer: af.capture(bert(), [[5] * 41]),
+        "takes at most 40 tokens; got 41: pass truncation=True",
+    ),
+    (
+        lambda tokenizer: af.capture(bert(), [5, 60]),
+        "token ids of BertModel must be from 0 to 59; got 60: the tokenizer does not fit",
+    ),
     (lambda tokenizer: af.capture(bert(), [5, -1]), "from 0 to 59; got -1"),
     (lambda tokenizer: af.capture(bert(), 3.5), "text or token ids; got float"),
     (lambda tokenizer: af.capture(bert(), IDS, heads="median"), "unknown heads 'median'"),
-    (lambda tokenizer: af.capture(af.Model(NoAttention()), IDS), "NoAttention made no attention that could be captured"),
-    (lambda tokenizer: af.capture(torch.nn.Linear(2, 2), IDS), "takes a Hugging Face model; got Linear"),
+    (
+        lambda tokenizer: af.capture(af.Model(NoAttention()), IDS),
+        "NoAttention made no attention that could be captured",
+    ),
+    (
+        lambda tokenizer: af.capture(torch.nn.Linear(2, 2), IDS),
+        "takes a Hugging Face model; got Linear",
+    ),
     (lambda tokenizer: af.Model(build("bert"), 5), "tokenizer or an image processor; got int"),
-    (lambda tokenizer: af.capture(af.Model(build("vit")), torch.zeros(1, 24, 24)), r"shape \[3, height, width\]; got \(1, 24, 24\)"),
-    (lambda tokenizer: af.capture(af.Model(build("vit")), "a picture"), "takes pixel tensors; got str"),
-    (lambda tokenizer: af.capture(af.Model(build("vit")), torch.zeros(3, 32, 24)), "takes images of 24 x 24; got 32 x 24"),
+    (
+        lambda tokenizer: af.capture(af.Model(build("vit")), torch.zeros(1, 24, 24)),
+        r"shape \[3, height, width\]; got \(1, 24, 24\)",
+    ),
+    (
+        lambda tokenizer: af.capture(af.Model(build("vit")), "a picture"),
+        "takes pixel tensors; got str",
+    ),
+    (
+        lambda tokenizer: af.capture(af.Model(build("vit")), torch.zeros(3, 32, 24)),
+        "takes images of 24 x 24; got 32 x 24",
+    ),
 ]
 
 

@@ -22,7 +22,14 @@ EXAMPLE = str(Path(__file__).parent / "data" / "example.npz")
 def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     command = [sys.executable, "-m", "attnflow", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "COLUMNS": "120"}, check=False)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120"},
+        check=False,
+    )
 
 
 def inside(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
@@ -44,23 +51,58 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--version").stdout.strip() == f"attnflow {af.__version__}"
     helped = run("--help")
     assert helped.returncode == 0
-    for command in ("raw", "rollout", "flow", "capture", "generate", "explain", "evaluate", "corpus", "train", "reproduce", "demo"):
+    for command in (
+        "raw",
+        "rollout",
+        "flow",
+        "capture",
+        "generate",
+        "explain",
+        "evaluate",
+        "corpus",
+        "train",
+        "reproduce",
+        "demo",
+    ):
         assert command in helped.stdout
         assert inside(monkeypatch, *command.split(), "--help") == 0
-    for command in ("corpus run", "corpus status", "corpus verify", "corpus evaluate", "corpus top"):
+    for command in (
+        "corpus run",
+        "corpus status",
+        "corpus verify",
+        "corpus evaluate",
+        "corpus top",
+    ):
         assert inside(monkeypatch, *command.split(), "--help") == 0
-    for command in ("train verb-number", "train sentiment", "reproduce table1", "reproduce table2", "reproduce table3"):
+    for command in (
+        "train verb-number",
+        "train sentiment",
+        "reproduce table1",
+        "reproduce table2",
+        "reproduce table3",
+    ):
         assert inside(monkeypatch, *command.split(), "--help") == 0
 
 
 def test_demo_explains_two_sentences_of_both_numbers() -> None:
     shown = run("demo")
     assert shown.returncode == 0, shown.stderr
-    for word in ("singular, with probability", "plural, with probability", "raw", "rollout", "flow", "blank out", "cabinets", "█"):
+    for word in (
+        "singular, with probability",
+        "plural, with probability",
+        "raw",
+        "rollout",
+        "flow",
+        "blank out",
+        "cabinets",
+        "█",
+    ):
         assert word in shown.stdout
 
 
-def test_explain_shows_a_strip_for_each_method(folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_shows_a_strip_for_each_method(
+    folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "150")
     assert inside(monkeypatch, "explain", "the keys to the cabinet", "--layer", "3") == 0
     shown = capsys.readouterr().out
@@ -73,13 +115,28 @@ def test_explain_shows_a_strip_for_each_method(folders: Path, capsys: pytest.Cap
         assert line.rstrip().endswith(f"{token} {value:.3f}")
         assert f"{token}█" in line
     assert "blank out" not in shown
-    assert inside(monkeypatch, "explain", "the lost key", "--model", folders / "decoder", "--importance", "--words", "--position", "2") == 0
+    assert (
+        inside(
+            monkeypatch,
+            "explain",
+            "the lost key",
+            "--model",
+            folders / "decoder",
+            "--importance",
+            "--words",
+            "--position",
+            "2",
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "what position 2" in shown
     assert "input gradient" in shown
 
 
-def test_a_page_is_written_and_opened(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_written_and_opened(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
 
     def browse(address: str) -> bool:
@@ -87,16 +144,48 @@ def test_a_page_is_written_and_opened(folders: Path, tmp_path: Path, monkeypatch
         return True
 
     monkeypatch.setattr(webbrowser, "open", browse)
-    assert inside(monkeypatch, "explain", "the key", "--heads", "--out", tmp_path / "key.html", "--open") == 0
+    assert (
+        inside(
+            monkeypatch, "explain", "the key", "--heads", "--out", tmp_path / "key.html", "--open"
+        )
+        == 0
+    )
     out = tmp_path / "story.html"
-    assert inside(monkeypatch, "generate", folders / "decoder", "the key", "--max-new-tokens", "2", "--out", out, "--open") == 0
+    assert (
+        inside(
+            monkeypatch,
+            "generate",
+            folders / "decoder",
+            "the key",
+            "--max-new-tokens",
+            "2",
+            "--out",
+            out,
+            "--open",
+        )
+        == 0
+    )
     assert opened == [(tmp_path / "key.html").as_uri(), out.as_uri()]
     assert out.read_text().startswith("<!doctype html>")
-    assert inside(monkeypatch, "generate", folders / "decoder", "the key", "--max-new-tokens", "2", "--out", tmp_path / "s.png") == 0
+    assert (
+        inside(
+            monkeypatch,
+            "generate",
+            folders / "decoder",
+            "the key",
+            "--max-new-tokens",
+            "2",
+            "--out",
+            tmp_path / "s.png",
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("ending", [".csv", ".json", ".npz", ".html", ".png", ".svg", ".pdf"])
-def test_explain_writes_by_ending(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_writes_by_ending(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / f"x{ending}"
     assert inside(monkeypatch, "explain", "the key", "--target", "plural", "--out", out) == 0
     assert out.stat().st_size > 100
@@ -105,13 +194,17 @@ def test_explain_writes_by_ending(ending: str, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("method", ["raw", "rollout", "flow"])
-def test_table_shows_the_row_that_python_gives(method: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_shows_the_row_that_python_gives(
+    method: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     assert inside(monkeypatch, method, EXAMPLE, "--layer", "3", "--position", "2") == 0
     expected = af.METHODS[method](af.Attention.load(EXAMPLE), layers=[3], positions=[2])
     lines = capsys.readouterr().out.splitlines()
     assert "from layer 3, position 2 (keys)" in lines[0]
-    assert [float(line.split()[2].rstrip("*")) for line in lines[2:15]] == [round(value, 4) for value in expected.at(2)]
+    assert [float(line.split()[2].rstrip("*")) for line in lines[2:15]] == [
+        round(value, 4) for value in expected.at(2)
+    ]
 
 
 def test_defaults_are_the_top_layer_and_the_focal_position(
@@ -125,20 +218,62 @@ def test_defaults_are_the_top_layer_and_the_focal_position(
 
 def test_options_reach_the_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.json"
-    options = ["--layer", "5", "--position", "3", "--bottom", "2", "--heads", "max", "--residual", "0.3", "--without", "0,12"]
-    assert inside(monkeypatch, "flow", EXAMPLE, *options, "--normalize", "none", "--workers", "2", "--out", out) == 0
+    options = [
+        "--layer",
+        "5",
+        "--position",
+        "3",
+        "--bottom",
+        "2",
+        "--heads",
+        "max",
+        "--residual",
+        "0.3",
+        "--without",
+        "0,12",
+    ]
+    assert (
+        inside(
+            monkeypatch,
+            "flow",
+            EXAMPLE,
+            *options,
+            "--normalize",
+            "none",
+            "--workers",
+            "2",
+            "--out",
+            out,
+        )
+        == 0
+    )
     graph = af.Attention.load(EXAMPLE).graph(heads="max", residual=0.3, without=[0, 12])
     with pytest.warns(af.SaturationWarning):
         expected = af.flow(graph, layers=[5], positions=[3], bottom=2, normalize=None)
     written = json.loads(out.read_text())
     assert np.array_equal(written["values"], expected.values)
     assert (written["layers"], written["positions"], written["bottom"]) == ([5], [3], 2)
-    assert inside(monkeypatch, "raw", EXAMPLE, "--heads", "7", "--normalize", "receptive_field", "--out", out) == 0
+    assert (
+        inside(
+            monkeypatch,
+            "raw",
+            EXAMPLE,
+            "--heads",
+            "7",
+            "--normalize",
+            "receptive_field",
+            "--out",
+            out,
+        )
+        == 0
+    )
     assert json.loads(out.read_text())["normalize"] == "receptive_field"
 
 
 @pytest.mark.parametrize("ending", ["csv", "json", "npz"])
-def test_out_writes_by_ending_and_replaces(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_writes_by_ending_and_replaces(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / f"out.{ending}"
     out.write_text("old")
     assert inside(monkeypatch, "rollout", EXAMPLE, "--out", out) == 0
@@ -156,7 +291,9 @@ def test_saturation_is_a_note_on_standard_error(
     assert "* at the bound" in captured.out
 
 
-def test_tokens_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_shown_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = ["[red]bold[/red]", "\x1b[31m", "line\nbreak", "\ud800", "</script>"]
     af.Attention(np.full((1, 5, 5), 0.2), tokens=tokens).save(tmp_path / "odd.npz")
     assert inside(monkeypatch, "raw", tmp_path / "odd.npz") == 0
@@ -169,7 +306,9 @@ def test_tokens_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_terminal_without_unicode_gets_plain_bars(causal: Path) -> None:
     command = [sys.executable, "-m", "attnflow", "rollout", str(causal)]
-    shown = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=True)
+    shown = subprocess.run(
+        command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=True
+    )
     assert b"####" in shown.stdout
 
 
@@ -189,10 +328,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_capture_writes_what_the_other_commands_read(
-    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folders: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "weights.npz"
-    assert inside(monkeypatch, "capture", folders / "encoder", "the key is lost", "--heads", "all", "--out", out) == 0
+    assert (
+        inside(
+            monkeypatch,
+            "capture",
+            folders / "encoder",
+            "the key is lost",
+            "--heads",
+            "all",
+            "--out",
+            out,
+        )
+        == 0
+    )
     assert "Attention: 3 layers, 4 heads, 6 positions" in capsys.readouterr().out
     expected = af.capture(af.load(folders / "encoder"), "the key is lost", heads=None)
     assert (af.Attention.load(out).weights == expected.weights).all()
@@ -200,16 +354,42 @@ def test_capture_writes_what_the_other_commands_read(
 
 
 def test_generate_shows_a_strip_for_each_token_and_writes_files(
-    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folders: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "150")
-    assert inside(monkeypatch, "generate", folders / "decoder", "the key to cabinets lost", "--max-new-tokens", "4", "--keep-common") == 0
+    assert (
+        inside(
+            monkeypatch,
+            "generate",
+            folders / "decoder",
+            "the key to cabinets lost",
+            "--max-new-tokens",
+            "4",
+            "--keep-common",
+        )
+        == 0
+    )
     strips = capsys.readouterr().out.splitlines()[-4:]
     assert all("cabinets" in strip and "█" in strip for strip in strips)
     for ending in ("csv", "json", "npz"):
         out = tmp_path / f"story.{ending}"
         assert (
-            inside(monkeypatch, "generate", folders / "decoder", "the key", "--max-new-tokens", "2", "--method", "raw", "--out", out) == 0
+            inside(
+                monkeypatch,
+                "generate",
+                folders / "decoder",
+                "the key",
+                "--max-new-tokens",
+                "2",
+                "--method",
+                "raw",
+                "--out",
+                out,
+            )
+            == 0
         )
         assert out.stat().st_size > 50
     lines = (tmp_path / "story.csv").read_text().splitlines()
@@ -221,28 +401,62 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
     [
         (["explain", ""], "must not be empty"),
         (["explain", "key " * 70], "takes at most 64 tokens; got 71"),
-        (["explain", "the key", "--layer", "7"], "layer 7 was not computed; this result has layers 1..6"),
+        (
+            ["explain", "the key", "--layer", "7"],
+            "layer 7 was not computed; this result has layers 1..6",
+        ),
         (["explain", "the key", "--position", "3"], "position must be from 0 to 2; got 3"),
-        (["explain", "the key", "--target", "dual"], "unknown target 'dual'; choose from singular, plural"),
+        (
+            ["explain", "the key", "--target", "dual"],
+            "unknown target 'dual'; choose from singular, plural",
+        ),
         (["explain", "the key", "--target", "2"], "target must be from 0 to 1"),
         (["explain", "the key", "--out", "x.docx"], "the ending must be one of"),
-        (["explain", "the key", "--layer", "2", "--out", "x.html"], "--layer and --words choose what the terminal shows"),
-        (["generate", "decoder", "the key", "--residual", "0.1", "--out", "x.html"], "a page shows every method and layer"),
-        (["explain", "the key", "--open"], "--open shows a page in the browser, so it needs --out with a name that ends in .html"),
+        (
+            ["explain", "the key", "--layer", "2", "--out", "x.html"],
+            "--layer and --words choose what the terminal shows",
+        ),
+        (
+            ["generate", "decoder", "the key", "--residual", "0.1", "--out", "x.html"],
+            "a page shows every method and layer",
+        ),
+        (
+            ["explain", "the key", "--open"],
+            "--open shows a page in the browser, so it needs --out with a name that ends in .html",
+        ),
         (["explain", "the key", "--model", "no-such-model"], "cannot load no-such-model"),
         (["capture", "encoder", "", "--out", "x.npz"], "must not be empty"),
-        (["capture", "encoder", "the key", "--heads", "median", "--out", "x.npz"], "unknown heads 'median'"),
-        (["capture", "encoder", "key " * 60, "--out", "x.npz"], "takes at most 40 tokens; got 62: pass truncation=True"),
-        (["capture", "encoder", "the key", "--out", "x.csv"], "the ending must be one of .npz; got .csv"),
+        (
+            ["capture", "encoder", "the key", "--heads", "median", "--out", "x.npz"],
+            "unknown heads 'median'",
+        ),
+        (
+            ["capture", "encoder", "key " * 60, "--out", "x.npz"],
+            "takes at most 40 tokens; got 62: pass truncation=True",
+        ),
+        (
+            ["capture", "encoder", "the key", "--out", "x.csv"],
+            "the ending must be one of .npz; got .csv",
+        ),
         (["capture", ".", "the key", "--out", "x.npz"], "holds no weights"),
         (["generate", "encoder", "the key"], "generate needs a causal LM"),
         (["generate", "decoder", "the key", "--max-new-tokens", "0"], "at least 1; got 0"),
-        (["generate", "decoder", "the key", "--method", "rolout"], "unknown method 'rolout'; choose from raw, rollout, flow"),
-        (["generate", "decoder", "the key", "--layer", "9", "--max-new-tokens", "1"], "layer must be from 1 to 3; got 9"),
+        (
+            ["generate", "decoder", "the key", "--method", "rolout"],
+            "unknown method 'rolout'; choose from raw, rollout, flow",
+        ),
+        (
+            ["generate", "decoder", "the key", "--layer", "9", "--max-new-tokens", "1"],
+            "layer must be from 1 to 3; got 9",
+        ),
     ],
 )
 def test_bad_input_to_models_is_one_line_and_exit_status_2(
-    arguments: list[str], message: str, folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    message: str,
+    folders: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folders)
     assert inside(monkeypatch, *arguments) == 2
@@ -286,7 +500,10 @@ def bad_files(tmp_path: Path) -> Path:
     for name, fields in {
         "format": {"format": np.array([1, 2])},
         "lengths": {"token_bytes": np.frombuffer(b"abcd", np.uint8)},
-        "longer": {"token_bytes": np.frombuffer(b"abcd", np.uint8), "token_lengths": np.array([9, 9, 9, 9])},
+        "longer": {
+            "token_bytes": np.frombuffer(b"abcd", np.uint8),
+            "token_lengths": np.array([9, 9, 9, 9]),
+        },
         "letters": {"words": np.array(list("abcd"))},
         "windows": {"window": np.array(["a", "b", "c"])},
         "maybe": {"causal": np.array([True, False])},
@@ -344,7 +561,10 @@ BAD = [
     (["flow", "fused.npy", "--without", "0", "--position", "0"], "position 0 was taken out"),
     (["flow", "fused.npy", "--normalize", "max"], "unknown normalize 'max'"),
     (["flow", "fused.npy", "--workers", "0"], "workers must be"),
-    (["flow", "fused.npy", "--out", "x.xlsx"], "ending must be one of .csv, .json, .npz; got .xlsx"),
+    (
+        ["flow", "fused.npy", "--out", "x.xlsx"],
+        "ending must be one of .csv, .json, .npz; got .xlsx",
+    ),
     (["flow", "fused.npy", "--out", "nowhere/x.csv"], "does not exist"),
     (["flow", "fused.npy", "--out", "taken.csv"], "it is a folder"),
     (["flow", "fused.npy", "--out", "a" * 300 + ".csv"], "cannot write"),
@@ -352,9 +572,17 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else None)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    BAD,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
 def test_bad_input_is_one_line_and_exit_status_2(
-    arguments: list[str], message: str, bad_files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    message: str,
+    bad_files: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (bad_files / "taken.csv").mkdir()
     monkeypatch.chdir(bad_files)
@@ -371,7 +599,9 @@ def test_an_output_that_cannot_be_written_is_left_as_it_was(
 ) -> None:
     out = tmp_path / "mine.csv"
     out.write_text("mine")
-    monkeypatch.setattr(os, "access", lambda path, mode: path != out)  # the tests may run as root, who may write everything
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: path != out
+    )  # the tests may run as root, who may write everything
     assert inside(monkeypatch, "raw", EXAMPLE, "--out", out) == 2
     assert "it exists and is read-only" in capsys.readouterr().err
     assert out.read_text() == "mine"
@@ -386,14 +616,21 @@ def test_a_link_is_followed_and_a_full_disk_is_one_line(tmp_path: Path) -> None:
     if Path("/dev/full").exists():
         with Path("/dev/full").open("w") as full:
             command = [sys.executable, "-m", "attnflow", "raw", EXAMPLE]
-            ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            ended = subprocess.run(
+                command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
         assert ended.returncode == 2
         assert "cannot write the output" in ended.stderr
         assert "Traceback" not in ended.stderr
 
 
 def test_no_traceback_and_status_2_in_a_process_of_its_own(bad_files: Path) -> None:
-    for arguments in (["flow", "missing.npz"], ["flow"], ["flow", "fused.npy", "--layer", "x"], ["nonsense"]):
+    for arguments in (
+        ["flow", "missing.npz"],
+        ["flow"],
+        ["flow", "fused.npy", "--layer", "x"],
+        ["nonsense"],
+    ):
         ended = run(*arguments, cwd=bad_files)
         assert ended.returncode == 2
         assert "Traceback" not in ended.stderr
@@ -402,11 +639,14 @@ def test_no_traceback_and_status_2_in_a_process_of_its_own(bad_files: Path) -> N
 def test_an_interruption_stops_within_a_second(tmp_path: Path) -> None:
     np.save(tmp_path / "large.npy", attention("peaky", 8, 256, np.random.default_rng(0)))
     program = (
-        "import attnflow as af, sys; a = af.Attention.load(sys.argv[1]); print('go', flush=True); af.flow(a, workers=int(sys.argv[2]))"
+        "import attnflow as af, sys; a = af.Attention.load(sys.argv[1]);"
+        " print('go', flush=True); af.flow(a, workers=int(sys.argv[2]))"
     )
     for workers in ("1", "2"):
         command = [sys.executable, "-c", program, str(tmp_path / "large.npy"), workers]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "go\n"
             time.sleep(3)

@@ -27,14 +27,35 @@ import attnflow as af
 from attnflow import corpus, corpus_ray, corpus_shard
 from attnflow.corpus_folder import Manifest, pack, shard_path, write_shard
 from attnflow.corpus_input import Row, source_of
-from attnflow.corpus_table import bootstrap, corpus_status, evaluate_corpus, top_words, verify_corpus
+from attnflow.corpus_table import (
+    bootstrap,
+    corpus_status,
+    evaluate_corpus,
+    top_words,
+    verify_corpus,
+)
 from tests.families import build, word_tokenizer
 from tests.test_cli import inside
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-WORDS = ["the", "key", "keys", "to", "old", "cabinets", "house", "man", "of", "with", "dogs", "in", "near", "zorbs"]
+WORDS = [
+    "the",
+    "key",
+    "keys",
+    "to",
+    "old",
+    "cabinets",
+    "house",
+    "man",
+    "of",
+    "with",
+    "dogs",
+    "in",
+    "near",
+    "zorbs",
+]
 CHEAP: dict[str, Any] = {"methods": ["rollout"], "layers": [6]}
 
 
@@ -79,7 +100,11 @@ def test_a_row_holds_what_explain_says_of_its_text(texts: Path, tmp_path: Path) 
     for row in rows[::4]:
         found = af.explain(row["text"])
         assert found.prediction is not None
-        assert (tuple(row["tokens"]), tuple(row["special"]), row["prediction"]) == (found.tokens, found.special, found.prediction[0])
+        assert (tuple(row["tokens"]), tuple(row["special"]), row["prediction"]) == (
+            found.tokens,
+            found.special,
+            found.prediction[0],
+        )
         assert row["probability"] == pytest.approx(found.prediction[1], abs=1e-5)
         for name, layers in {"raw": range(1, 7), "rollout": range(1, 7), "flow": [6]}.items():
             expected = [found.methods[name].at(0, layer) for layer in layers]
@@ -122,14 +147,27 @@ def test_a_label_is_kept_and_is_the_target_of_importance(tmp_path: Path) -> None
     rows = table(tmp_path / "out").to_pylist()
     assert [row["label"] for row in rows] == ["plural", "0"]
     for row, target in zip(rows, ("plural", "singular"), strict=True):
-        np.testing.assert_allclose(row["blank_out"], af.blank_out(af.load(), "the key", target).values, atol=1e-6)
-    assert [(each["row"], each["reason"]) for each in errors(tmp_path / "out")] == [(2, "unknown label")]
+        np.testing.assert_allclose(
+            row["blank_out"], af.blank_out(af.load(), "the key", target).values, atol=1e-6
+        )
+    assert [(each["row"], each["reason"]) for each in errors(tmp_path / "out")] == [
+        (2, "unknown label")
+    ]
 
 
 def test_the_number_of_workers_changes_nothing(texts: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"methods": ["raw", "rollout", "flow"], "layers": None, "importance": ["blank_out"]}
-    one, two = begun(texts, tmp_path / "one", **options), begun(texts, tmp_path / "two", workers=2, **options)
-    assert {index: shard.sha256 for index, shard in one.shards.items()} == {index: shard.sha256 for index, shard in two.shards.items()}
+    options: dict[str, Any] = {
+        "methods": ["raw", "rollout", "flow"],
+        "layers": None,
+        "importance": ["blank_out"],
+    }
+    one, two = (
+        begun(texts, tmp_path / "one", **options),
+        begun(texts, tmp_path / "two", workers=2, **options),
+    )
+    assert {index: shard.sha256 for index, shard in one.shards.items()} == {
+        index: shard.sha256 for index, shard in two.shards.items()
+    }
     assert one.errors_sha256 == two.errors_sha256
     assert table(tmp_path / "one").equals(table(tmp_path / "two"))
     assert table(tmp_path / "one").num_rows == 49
@@ -148,7 +186,10 @@ JSON = "".join(json.dumps(row) + "\n\n" for row in ROWS).encode()
 
 def parquet_file(path: Path, kind: Any = None) -> None:
     found = pa.Table.from_pylist(ROWS)
-    pq.write_table(found if kind is None else found.set_column(1, "text", found.column("text").cast(kind)), path)
+    pq.write_table(
+        found if kind is None else found.set_column(1, "text", found.column("text").cast(kind)),
+        path,
+    )
 
 
 FORMATS: dict[str, Callable[[Path], object]] = {
@@ -156,7 +197,9 @@ FORMATS: dict[str, Callable[[Path], object]] = {
     "bom.csv": lambda path: path.write_bytes(b"\xef\xbb\xbf" + CSV),
     "x.csv.gz": lambda path: path.write_bytes(gzip.compress(CSV)),
     "x.csv.zst": lambda path: path.write_bytes(pa.Codec("zstd").compress(CSV, asbytes=True)),
-    "x.tsv": lambda path: path.write_bytes(b'label\tid\ttext\r\nx\ta\tthe "key"\r\n\r\ny\tb\tthe\x0bkeys\r\nz\tc\t\xc3\xa9'),
+    "x.tsv": lambda path: path.write_bytes(
+        b'label\tid\ttext\r\nx\ta\tthe "key"\r\n\r\ny\tb\tthe\x0bkeys\r\nz\tc\t\xc3\xa9'
+    ),
     "x.jsonl": lambda path: path.write_bytes(JSON),
     "x.ndjson.gz": lambda path: path.write_bytes(gzip.compress(JSON)),
     "x.parquet": parquet_file,
@@ -170,7 +213,9 @@ FORMATS: dict[str, Callable[[Path], object]] = {
 def test_every_format_is_read_alike(name: str, tmp_path: Path) -> None:
     FORMATS[name](tmp_path / name)
     rows = list(source_of(tmp_path / name, id="id", label="label").rows())
-    assert [{"id": row.id, "text": row.text.replace("\x0b", "\n"), "label": row.label} for row in rows] == ROWS
+    assert [
+        {"id": row.id, "text": row.text.replace("\x0b", "\n"), "label": row.label} for row in rows
+    ] == ROWS
     plain = list(source_of([tmp_path / name, tmp_path / name], limit=5).rows())
     assert [row.number for row in plain] == [0, 1, 2, 3, 4]
     assert [row.id for row in plain] == [f"{tmp_path / name}:{place}" for place in (0, 1, 2, 0, 1)]
@@ -179,7 +224,11 @@ def test_every_format_is_read_alike(name: str, tmp_path: Path) -> None:
 
 def test_files_with_one_column_need_no_name_and_blank_lines_are_empty_texts(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("words\nthe key\n\nthe keys\n")
-    assert [row.text for row in source_of(tmp_path / "one.csv").rows()] == ["the key", "", "the keys"]
+    assert [row.text for row in source_of(tmp_path / "one.csv").rows()] == [
+        "the key",
+        "",
+        "the keys",
+    ]
 
 
 BAD_FILES: dict[str, tuple[str, bytes, str]] = {
@@ -187,8 +236,16 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "packed parquet": ("x.parquet.gz", b"", "the ending must be one of"),
     "empty": ("x.csv", b"", "which column holds the texts"),
     "no rows": ("x.csv", b"text\n", "there are no rows"),
-    "columns": ("x.csv", b"a,b\n1,2\n", "which column holds the texts? it has 'a', 'b': name it by text_column"),
-    "json columns": ("x.jsonl", b'{"a": 1, "b": 2}', "which column holds the texts? it has 'a', 'b'"),
+    "columns": (
+        "x.csv",
+        b"a,b\n1,2\n",
+        "which column holds the texts? it has 'a', 'b': name it by text_column",
+    ),
+    "json columns": (
+        "x.jsonl",
+        b'{"a": 1, "b": 2}',
+        "which column holds the texts? it has 'a', 'b'",
+    ),
     "gzip": ("x.csv.gz", b"text\nthe key\n", "cannot read"),
     "truncated gzip": ("x.csv.gz", gzip.compress(CSV * 9)[:-20], "cannot read"),
     "parquet": ("x.parquet", b"text\nthe key\n", "cannot read"),
@@ -211,7 +268,10 @@ def test_a_bad_file_is_one_clear_line(name: str, tmp_path: Path) -> None:
     [
         ({"methods": ["rolout"]}, "unknown method 'rolout'; choose from raw, rollout, flow"),
         ({"methods": []}, "at least one method is needed"),
-        ({"importance": ["gradient"]}, "unknown importance 'gradient'; choose from blank_out, input_gradient"),
+        (
+            {"importance": ["gradient"]},
+            "unknown importance 'gradient'; choose from blank_out, input_gradient",
+        ),
         ({"layers": [7]}, "layer"),
         ({"position": "last"}, "unknown position 'last'; choose from focal, max, mean"),
         ({"position": -1}, "unknown position -1"),
@@ -229,7 +289,9 @@ def test_a_bad_file_is_one_clear_line(name: str, tmp_path: Path) -> None:
         ({"model": "/nowhere/model"}, "cannot load /nowhere/model"),
     ],
 )
-def test_bad_options_are_one_clear_line(options: dict[str, Any], message: str, texts: Path, tmp_path: Path) -> None:
+def test_bad_options_are_one_clear_line(
+    options: dict[str, Any], message: str, texts: Path, tmp_path: Path
+) -> None:
     with pytest.raises(af.AttnFlowError) as error:
         begun(texts, tmp_path / "out", **options)
     assert message in str(error.value)
@@ -273,7 +335,16 @@ def test_every_hostile_row_is_in_the_result_or_in_the_errors_once(tmp_path: Path
                 text = text[:400]  # long ones are slow to read, so there are fewer
             if number % 50 == 7:
                 file.write(
-                    rng.choice([b"no JSON\n", b"[1, 2]\n", b'{"other": 1}\n', b'{"text": 7}\n', b'{"text": null}\n', b'{"text": "cut\n'])
+                    rng.choice(
+                        [
+                            b"no JSON\n",
+                            b"[1, 2]\n",
+                            b'{"other": 1}\n',
+                            b'{"text": 7}\n',
+                            b'{"text": null}\n',
+                            b'{"text": "cut\n',
+                        ]
+                    )
                 )
                 continue
             for sign, code in escaped.items():
@@ -285,7 +356,10 @@ def test_every_hostile_row_is_in_the_result_or_in_the_errors_once(tmp_path: Path
     failed = errors(tmp_path / "out")
     assert sorted([*done, *(each["row"] for each in failed)]) == list(range(2000))
     assert {each["reason"] for each in failed} == {"empty", "too long", "undecodable", "unreadable"}
-    assert all(len(each["text"]) <= 200 and each["id"] == f"hostile.jsonl:{each['row']}" and each["detail"] for each in failed)
+    assert all(
+        len(each["text"]) <= 200 and each["id"] == f"hostile.jsonl:{each['row']}" and each["detail"]
+        for each in failed
+    )
     assert len(done) > 700
     assert verify_corpus(tmp_path / "out") == []
     status = corpus_status(tmp_path / "out")
@@ -297,10 +371,15 @@ def test_bytes_that_are_no_text_are_errors_in_every_format(ending: str, tmp_path
     cells = [text for text in HOSTILE if not set(b'"\n\r\t,') & set(text)] * 2
     path = tmp_path / f"x.{ending}"
     if ending == "parquet":
-        wrong = pa.Array.from_buffers(pa.string(), len(cells), pa.array(cells, pa.binary()).buffers())
+        wrong = pa.Array.from_buffers(
+            pa.string(), len(cells), pa.array(cells, pa.binary()).buffers()
+        )
         pq.write_table(pa.table({"text": wrong}), path)
     else:
-        path.write_bytes(b"\n".join([b"text", *cells, b"one\ttoo,many" if ending == "tsv" else b"one,too many"]) + b"\n")
+        path.write_bytes(
+            b"\n".join([b"text", *cells, b"one\ttoo,many" if ending == "tsv" else b"one,too many"])
+            + b"\n"
+        )
     manifest = begun(path, tmp_path / "out")
     assert manifest.rows == len(cells) + (ending != "parquet")
     assert verify_corpus(tmp_path / "out") == []
@@ -309,7 +388,9 @@ def test_bytes_that_are_no_text_are_errors_in_every_format(ending: str, tmp_path
     assert status.get("unreadable", 0) == (ending != "parquet")
 
 
-def test_a_text_that_breaks_the_model_costs_only_itself(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_breaks_the_model_costs_only_itself(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     capture_batch = vars(corpus_shard)["capture_batch"]
 
     def failing(model: Any, inputs: Any, heads: Any) -> Any:
@@ -321,7 +402,10 @@ def test_a_text_that_breaks_the_model_costs_only_itself(texts: Path, tmp_path: P
     begun(texts, tmp_path / "out")
     broken = [each for each in errors(tmp_path / "out") if each["reason"] == "model error"]
     assert broken
-    assert all("zorbs" in each["text"] and each["detail"] == "index out of range in self" for each in broken)
+    assert all(
+        "zorbs" in each["text"] and each["detail"] == "index out of range in self"
+        for each in broken
+    )
     assert not any("zorbs" in row["text"] for row in table(tmp_path / "out").to_pylist())
     assert verify_corpus(tmp_path / "out") == []
 
@@ -356,10 +440,28 @@ for _ in range(count):
 
 
 def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    path, out = write_csv(tmp_path / "texts.csv", [*sentences(3000), "", *sentences(2999, 1)]), tmp_path / "out"
-    run = command("run", path, "--out", out, "--methods", "rollout", "--layers", "6", "--shard-rows", "100", "--workers", "2")
+    path, out = (
+        write_csv(tmp_path / "texts.csv", [*sentences(3000), "", *sentences(2999, 1)]),
+        tmp_path / "out",
+    )
+    run = command(
+        "run",
+        path,
+        "--out",
+        out,
+        "--methods",
+        "rollout",
+        "--layers",
+        "6",
+        "--shard-rows",
+        "100",
+        "--workers",
+        "2",
+    )
     for kill in range(2):  # with workers, which must not live on
-        process = subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         before = len(list(out.glob("shard-*")))
         while len(list(out.glob("shard-*"))) < before + 1 + kill:
             assert process.poll() is None
@@ -403,7 +505,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
     monkeypatch.setattr(corpus, "compute_shard", failing)
 
 
-def test_an_interrupted_run_goes_on_where_it_was(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on_where_it_was(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         stop_after(patch, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
@@ -411,9 +515,13 @@ def test_an_interrupted_run_goes_on_where_it_was(texts: Path, tmp_path: Path, mo
     assert table(tmp_path / "out").num_rows == 20
     assert "20 of 50" in str(corpus_status(tmp_path / "out"))
     assert verify_corpus(tmp_path / "out") == ["not finished: 3 of 5 shards are missing (2..4)"]
-    top = subprocess.run(command("top", tmp_path / "out", "--min-count", "1"), capture_output=True, text=True)
+    top = subprocess.run(
+        command("top", tmp_path / "out", "--min-count", "1"), capture_output=True, text=True
+    )
     assert top.returncode == 0
-    assert f"note: {tmp_path / 'out'} is not finished: 20 of 50 rows so far" in " ".join(top.stderr.split())
+    assert f"note: {tmp_path / 'out'} is not finished: 20 of 50 rows so far" in " ".join(
+        top.stderr.split()
+    )
     with monkeypatch.context() as patch:
         stop_after(patch, 3, AssertionError("a finished shard is computed again"))
         begun(texts, tmp_path / "out")
@@ -431,9 +539,14 @@ def alter(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["shard-00001.parquet", "shard-00003.parquet", "_errors-00003.parquet", "errors.parquet"])
+@pytest.mark.parametrize(
+    "name",
+    ["shard-00001.parquet", "shard-00003.parquet", "_errors-00003.parquet", "errors.parquet"],
+)
 @pytest.mark.parametrize("damage", [truncate, alter, Path.unlink])
-def test_a_damaged_file_is_found_and_mended(name: str, damage: Callable[[Path], None], texts: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_found_and_mended(
+    name: str, damage: Callable[[Path], None], texts: Path, tmp_path: Path
+) -> None:
     begun(texts, tmp_path / "out")
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")}
     damage(tmp_path / "out" / name)
@@ -442,7 +555,11 @@ def test_a_damaged_file_is_found_and_mended(name: str, damage: Callable[[Path], 
     assert wrong[0].startswith(name)
     notes: list[str] = []
     begun(texts, tmp_path / "out", report=notes.append)
-    assert notes == ([] if name == "errors.parquet" else [f"shard-{name[-13:-8]}.parquet is missing or damaged: it is computed again"])
+    assert notes == (
+        []
+        if name == "errors.parquet"
+        else [f"shard-{name[-13:-8]}.parquet is missing or damaged: it is computed again"]
+    )
     assert verify_corpus(tmp_path / "out") == []
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == before
 
@@ -479,7 +596,9 @@ def test_what_changed_is_refused_by_name(texts: Path, tmp_path: Path) -> None:
     assert verify_corpus(out) == []
 
 
-def test_an_input_that_changes_while_it_is_read_is_refused(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_changes_while_it_is_read_is_refused(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compute, before = vars(corpus)["compute_shard"], texts.read_text()
 
     def changing(model: Any, job: Any, rows: Any) -> Any:
@@ -521,7 +640,9 @@ def test_a_run_that_is_stopped_vouches_for_nothing_that_a_changed_input_gave(
     assert table(tmp_path / "out").equals(table(tmp_path / "whole"))
 
 
-def test_an_error_of_the_run_itself_ends_its_workers(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_run_itself_ends_its_workers(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, calls = Manifest.write, []
 
     def failing(manifest: Manifest, folder: Path) -> None:
@@ -531,13 +652,17 @@ def test_an_error_of_the_run_itself_ends_its_workers(texts: Path, tmp_path: Path
         write(manifest, folder)
 
     monkeypatch.setattr(Manifest, "write", failing)
-    with pytest.raises(af.FileError, match="no") as error:  # whose traceback holds on to all that was going on
+    with pytest.raises(
+        af.FileError, match="no"
+    ) as error:  # whose traceback holds on to all that was going on
         begun(texts, tmp_path / "out", workers=2)
     assert multiprocessing.active_children() == []
     assert str(error.value) == "no"
 
 
-def test_shards_that_vanish_while_it_runs_are_told(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_that_vanish_while_it_runs_are_told(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compute, out = vars(corpus)["compute_shard"], tmp_path / "out"
 
     def removing(model: Any, job: Any, rows: Any) -> Any:
@@ -547,7 +672,10 @@ def test_shards_that_vanish_while_it_runs_are_told(texts: Path, tmp_path: Path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(corpus, "compute_shard", removing)
-        with pytest.raises(af.FileError, match=r"1 shards of .*out are missing, among them 0: the same command goes on"):
+        with pytest.raises(
+            af.FileError,
+            match=r"1 shards of .*out are missing, among them 0: the same command goes on",
+        ):
             begun(texts, out)
     begun(texts, out)
     assert verify_corpus(out) == []
@@ -557,28 +685,46 @@ def test_a_second_run_at_the_same_time_is_refused(texts: Path, tmp_path: Path) -
     (tmp_path / "out").mkdir()
     with open(tmp_path / "out" / ".lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(af.FileError, match=r"another run is at work in .*out: wait until it ends, or give another folder"):
+        with pytest.raises(
+            af.FileError,
+            match=r"another run is at work in .*out: wait until it ends, or give another folder",
+        ):
             begun(texts, tmp_path / "out")
     begun(texts, tmp_path / "out")
 
 
 def test_folders_that_are_no_corpus_are_refused(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(af.FileError, match=r"is not empty and holds no corpus \(it has texts\.csv\)"):
+    with pytest.raises(
+        af.FileError, match=r"is not empty and holds no corpus \(it has texts\.csv\)"
+    ):
         begun(texts, tmp_path)
     with pytest.raises(af.FileError, match="cannot make the folder"):
         begun(texts, texts)
-    for content, message in {"{": "is no manifest", "[]": "is no manifest", '{"format": 99}': "has format 99"}.items():
+    for content, message in {
+        "{": "is no manifest",
+        "[]": "is no manifest",
+        '{"format": 99}': "has format 99",
+    }.items():
         out = tmp_path / "broken"
         out.mkdir(exist_ok=True)
         (out / "manifest.json").write_text(content)
-        for use in (af.read_corpus, verify_corpus, corpus_status, evaluate_corpus, top_words, lambda out: begun(texts, out)):
+        for use in (
+            af.read_corpus,
+            verify_corpus,
+            corpus_status,
+            evaluate_corpus,
+            top_words,
+            lambda out: begun(texts, out),
+        ):
             with pytest.raises(af.FileError, match=message):
                 use(out)
     with pytest.raises(af.FileError, match="is no corpus folder"):
         af.read_corpus(tmp_path / "nowhere")
 
 
-SMALL = 8 * 1024  # bytes; a limit on the size of files stands for the full disk: a shard is over it, the manifest is not
+SMALL = (
+    8 * 1024
+)  # bytes; a limit on the size of files stands for the full disk: a shard is over it, the manifest is not
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -589,7 +735,9 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(tmp_path: Path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, before[1]))
     try:
-        with pytest.raises(af.FileError, match=r"cannot write .*shard-00000\.parquet: .*File too large"):
+        with pytest.raises(
+            af.FileError, match=r"cannot write .*shard-00000\.parquet: .*File too large"
+        ):
             begun(path, out, shard_rows=200)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -601,8 +749,23 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(tmp_path: Path)
 def test_a_full_disk_under_workers_is_one_line(tmp_path: Path) -> None:
     path, out = write_csv(tmp_path / "texts.csv", sentences(400)), tmp_path / "out"
     limited = ["bash", "-c", 'ulimit -f "$0"; exec "$@"', str(SMALL // 1024)]
-    arguments = ["run", path, "--out", out, "--methods", "rollout", "--layers", "6", "--shard-rows", "200", "--workers", "2"]
-    found = subprocess.run([*limited, *command(*arguments)], capture_output=True, text=True, check=False)
+    arguments = [
+        "run",
+        path,
+        "--out",
+        out,
+        "--methods",
+        "rollout",
+        "--layers",
+        "6",
+        "--shard-rows",
+        "200",
+        "--workers",
+        "2",
+    ]
+    found = subprocess.run(
+        [*limited, *command(*arguments)], capture_output=True, text=True, check=False
+    )
     assert found.returncode == 2
     assert found.stderr.startswith("attnflow: cannot write")
     assert "File too large" in found.stderr
@@ -610,7 +773,9 @@ def test_a_full_disk_under_workers_is_one_line(tmp_path: Path) -> None:
     assert sorted(each.name for each in out.iterdir()) == [".lock", "manifest.json"]
 
 
-def test_a_worker_that_dies_is_one_line(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_one_line(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Deadly(Row):
         def __reduce__(self) -> Any:
             return os._exit, (9,)
@@ -625,11 +790,17 @@ def test_a_worker_that_dies_is_one_line(texts: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("from_stdin", [False, True])
-def test_a_script_whose_workers_cannot_start_is_told_why(from_stdin: bool, texts: Path, tmp_path: Path) -> None:
+def test_a_script_whose_workers_cannot_start_is_told_why(
+    from_stdin: bool, texts: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"import attnflow as af\naf.explain_corpus({str(texts)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_rows=10)\n")
+    script.write_text(
+        f"import attnflow as af\naf.explain_corpus({str(texts)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_rows=10)\n"
+    )
     command = [sys.executable] if from_stdin else [sys.executable, str(script)]
-    answer = subprocess.run(command, input=script.read_text() if from_stdin else None, capture_output=True, text=True)
+    answer = subprocess.run(
+        command, input=script.read_text() if from_stdin else None, capture_output=True, text=True
+    )
     assert answer.returncode == 1
     assert "a worker could not start" in answer.stderr
     assert "if __name__ == '__main__'" in answer.stderr
@@ -683,7 +854,9 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("scored")
     path = write_csv(place / "texts.csv", sentences(60))
-    af.explain_corpus(path, place / "out", importance=["blank_out", "input_gradient"], shard_rows=25)
+    af.explain_corpus(
+        path, place / "out", importance=["blank_out", "input_gradient"], shard_rows=25
+    )
     return place / "out"
 
 
@@ -696,7 +869,11 @@ def test_data_tools_read_the_folder(scored: Path) -> None:
     frame = pandas.read_parquet(sorted(scored.glob("shard-*.parquet")))
     found = af.read_corpus(scored)
     assert count == len(frame) == found.num_rows == 60
-    assert tokens == frame["tokens"].map(len).sum() == sum(map(len, found.column("tokens").to_pylist()))
+    assert (
+        tokens
+        == frame["tokens"].map(len).sum()
+        == sum(map(len, found.column("tokens").to_pylist()))
+    )
     assert mean == pytest.approx(np.mean([row[5][0] for row in frame["rollout"]]), abs=1e-6)
     assert pa.Table.from_batches(list(af.read_corpus(scored, batches=True))).equals(found)
     assert af.read_corpus(scored, columns=["row"]).column_names == ["row"]
@@ -711,13 +888,24 @@ def test_correlations_of_a_folder_are_those_of_evaluate(scored: Path) -> None:
         report = evaluate_corpus(scored, special_tokens=special)
         for name, method, layer, mean, low, high, _, count, undefined in report.rows():
             if layer in (3, 6):
-                assert mean == pytest.approx(expected.including(special).mean(method, name, layer), abs=0.01)
+                assert mean == pytest.approx(
+                    expected.including(special).mean(method, name, layer), abs=0.01
+                )
                 assert low < mean < high
                 assert (count, undefined < 10) == (60, True)
     values = report.correlations["blank_out", "rollout"][5]
     row = af.read_corpus(scored).to_pylist()[7]
-    assert values[7] == pytest.approx(spearmanr(row["rollout"][5], row["blank_out"]).statistic, abs=1e-3)
-    assert len(evaluate_corpus(scored, methods=["flow"], against=["blank_out"], limit=9).correlations["blank_out", "flow"][0]) == 9
+    assert values[7] == pytest.approx(
+        spearmanr(row["rollout"][5], row["blank_out"]).statistic, abs=1e-3
+    )
+    assert (
+        len(
+            evaluate_corpus(scored, methods=["flow"], against=["blank_out"], limit=9).correlations[
+                "blank_out", "flow"
+            ][0]
+        )
+        == 9
+    )
 
 
 def test_the_bootstrap_interval_is_that_of_the_normal_law() -> None:
@@ -757,24 +945,42 @@ def test_words_are_joined_from_subwords(texts: Path, tmp_path: Path) -> None:
     }
     manifest = Manifest.read(folder)
     schema = corpus_shard.result_schema(["rollout"], [])
-    manifest.shards[0] = write_shard(folder, 0, pack(pa.Table.from_pylist([row], schema=schema), corpus_shard.error_table([])))
+    manifest.shards[0] = write_shard(
+        folder, 0, pack(pa.Table.from_pylist([row], schema=schema), corpus_shard.error_table([]))
+    )
     manifest.write(folder)
     ((word, mean, count),) = top_words(folder, min_count=1)
     assert (word, count) == ("cabinets", 1)
     assert mean == pytest.approx(0.5)
 
 
-def test_the_commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def said(*arguments: Any, status: int = 0) -> str:
         assert inside(monkeypatch, *arguments) == status
         captured = capsys.readouterr()
         return captured.out + captured.err
 
     out = tmp_path / "out"
-    run = ["corpus", "run", texts, "--out", out, "--methods", "rollout,flow", "--importance", "blank_out", "--shard-rows", "20"]
+    run = [
+        "corpus",
+        "run",
+        texts,
+        "--out",
+        out,
+        "--methods",
+        "rollout,flow",
+        "--importance",
+        "blank_out",
+        "--shard-rows",
+        "20",
+    ]
     assert "49 texts in 3 shards; 1 errors" in said(*run)
     truncate(out / "shard-00001.parquet")
-    assert "shard-00001.parquet is not what was written: its checksum differs" in said("corpus", "verify", out, status=1)
+    assert "shard-00001.parquet is not what was written: its checksum differs" in said(
+        "corpus", "verify", out, status=1
+    )
     assert "note: shard-00001.parquet is missing or damaged: it is computed again" in said(*run)
     assert "whole; 50 rows, 1 of them errors, in 3 shards" in said("corpus", "verify", out)
     shown = said("corpus", "status", out)
@@ -782,13 +988,25 @@ def test_the_commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "errors: 1 (1 empty)" in shown
     assert "rows a second" in shown
     assert said("evaluate", out) == said("corpus", "evaluate", out)
-    assert "| blank_out | flow | 6 |" in said("evaluate", out, "--methods", "flow", "--out", tmp_path / "report.csv")
+    assert "| blank_out | flow | 6 |" in said(
+        "evaluate", out, "--methods", "flow", "--out", tmp_path / "report.csv"
+    )
     assert len((tmp_path / "report.csv").read_text().splitlines()) == 2
-    assert "| word | mean flow | count |" in said("corpus", "top", out, "--method", "flow", "--min-count", "2")
+    assert "| word | mean flow | count |" in said(
+        "corpus", "top", out, "--method", "flow", "--min-count", "2"
+    )
     for arguments, message in {
-        ("evaluate", "verb-number"): "needs a model and a file of texts, or the folder of a corpus alone",
+        (
+            "evaluate",
+            "verb-number",
+        ): "needs a model and a file of texts, or the folder of a corpus alone",
         ("evaluate", out, "--layers", "6"): "leave out --layers",
-        ("evaluate", out, "--against", "input_gradient"): "holds no importance 'input_gradient'; it has blank_out",
+        (
+            "evaluate",
+            out,
+            "--against",
+            "input_gradient",
+        ): "holds no importance 'input_gradient'; it has blank_out",
         ("corpus", "top", out, "--method", "raw"): "holds no method 'raw'; it has rollout, flow",
         ("corpus", "top", out, "--min-count", "9999"): "give a smaller --min-count",
         ("corpus", "status", tmp_path): "is no corpus folder",
@@ -801,30 +1019,47 @@ def test_the_commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert line.count("\n") == 1
 
 
-def test_without_pyarrow_the_extra_is_named(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_extra_is_named(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for use in (lambda: begun(texts, tmp_path / "out"), lambda: af.read_corpus(tmp_path)):
         with pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[corpus\]'"):
             use()
 
 
-def test_without_ray_the_extra_is_named(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_extra_is_named(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[ray\]'"):
         begun(texts, tmp_path / "out", engine="ray")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(texts: Path, tmp_path: Path) -> None:
+def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(
+    texts: Path, tmp_path: Path
+) -> None:
     manifest, threads = begun(texts, tmp_path / "out"), torch.get_num_threads()
     try:
         facts = manifest.model["fingerprint"], manifest.versions
         assert corpus_ray.same_model("verb-number", *facts).name == af.load().name
-        with pytest.raises(af.AttnFlowError, match="the model verb-number has other weights there than where the run was started"):
+        with pytest.raises(
+            af.AttnFlowError,
+            match="the model verb-number has other weights there than where the run was started",
+        ):
             corpus_ray.same_model("verb-number", "0" * 64, manifest.versions)
-        with pytest.raises(af.AttnFlowError, match=r"torch is .* there and 1\.0 where the run was started: install the same"):
+        with pytest.raises(
+            af.AttnFlowError,
+            match=r"torch is .* there and 1\.0 where the run was started: install the same",
+        ):
             corpus_ray.same_model("verb-number", facts[0], {**manifest.versions, "torch": "1.0"})
-        actor = corpus_ray.Explainer("/nowhere/model", *facts, corpus_shard.Job(("raw",), {}, "focal", "sum", 0.5, (), 1), None)
+        actor = corpus_ray.Explainer(
+            "/nowhere/model",
+            *facts,
+            corpus_shard.Job(("raw",), {}, "focal", "sum", 0.5, (), 1),
+            None,
+        )
         (answer,) = actor(pa.table({"index": [3], "rows": [b"[]"], "problem": [None]})).to_pylist()
         assert "on a machine of the cluster: cannot load /nowhere/model" in answer["problem"]
     finally:

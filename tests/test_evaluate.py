@@ -16,7 +16,11 @@ from attnflow.evaluate import read_examples, spearman
 from attnflow.importance import IMPORTANCES
 from tests.families import build, word_tokenizer
 
-EXAMPLES = [("the key to the cabinets", "singular"), ("the keys to the cabinet", "plural"), ("the old house", "singular")]
+EXAMPLES = [
+    ("the key to the cabinets", "singular"),
+    ("the keys to the cabinet", "plural"),
+    ("the old house", "singular"),
+]
 
 
 def model() -> af.Model:
@@ -43,7 +47,9 @@ def test_rounding_does_not_break_ties(seed: int) -> None:
     scores = rng.choice([0.1, 0.2, 0.3], 12)
     importance = rng.random(12)
     noisy = scores * (1 + 1e-13 * rng.standard_normal(12))
-    np.testing.assert_array_equal(spearman(noisy[None], importance), spearman(scores[None], importance))
+    np.testing.assert_array_equal(
+        spearman(noisy[None], importance), spearman(scores[None], importance)
+    )
 
 
 def test_spearman_of_one_token_is_undefined() -> None:
@@ -63,7 +69,9 @@ def test_correlations_are_those_of_the_methods_and_importances_themselves() -> N
             for method, compute in af.METHODS.items():
                 row = compute(graph, layers=[2, 6]).at(position=0, layer=6)
                 for special, kept in {True: slice(None), False: slice(1, None)}.items():
-                    expected = spearmanr(np.round(row[kept], 10), expected_importance[kept]).statistic
+                    expected = spearmanr(
+                        np.round(row[kept], 10), expected_importance[kept]
+                    ).statistic
                     found = report.including(special).correlations[name, method][1, number]
                     assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
 
@@ -71,13 +79,22 @@ def test_correlations_are_those_of_the_methods_and_importances_themselves() -> N
 def test_the_target_is_the_label_where_one_is_given_else_the_prediction() -> None:
     predicted = model().predict(["the key to the cabinets"])[0][0]
     other = {"singular": "plural", "plural": "singular"}[predicted]
-    report = af.evaluate(model(), ["the key to the cabinets", ("the key to the cabinets", other)], methods=["raw"], against=["blank_out"])
+    report = af.evaluate(
+        model(),
+        ["the key to the cabinets", ("the key to the cabinets", other)],
+        methods=["raw"],
+        against=["blank_out"],
+    )
     assert [example.label for example in report.examples] == [predicted, other]
 
 
 def test_means_leave_out_what_is_undefined_and_count_it() -> None:
     def flat(example: Any) -> list[float]:
-        return [1.0] * len(model().encode(example[0]).ids) if "old" in example[0] else list(range(len(model().encode(example[0]).ids)))
+        return (
+            [1.0] * len(model().encode(example[0]).ids)
+            if "old" in example[0]
+            else list(range(len(model().encode(example[0]).ids)))
+        )
 
     report = af.evaluate(model(), EXAMPLES, methods=[flat], against=["blank_out"])
     ((against, method, layer, mean, deviation, examples, undefined),) = report.rows()
@@ -96,19 +113,32 @@ def test_a_scorer_of_the_users_can_be_method_or_importance() -> None:
             return af.blank_out(model(), *example)
 
     report = af.evaluate(
-        model(), EXAMPLES, methods={"rollout": None, "exact": Exact()}, against={"same": Exact(), "blank_out": None}, layers=6
+        model(),
+        EXAMPLES,
+        methods={"rollout": None, "exact": Exact()},
+        against={"same": Exact(), "blank_out": None},
+        layers=6,
     )
     assert report.mean("exact", "blank_out") == pytest.approx(1.0)
-    assert report.mean("rollout", "same", 6) == pytest.approx(report.mean("rollout", "blank_out", 6))
+    assert report.mean("rollout", "same", 6) == pytest.approx(
+        report.mean("rollout", "blank_out", 6)
+    )
     assert "exact" in report.to_markdown()
 
 
 def test_query_takes_the_largest_or_mean_row_or_another_position() -> None:
     text = EXAMPLES[0][0]
     values = af.rollout(af.capture(model(), text)).values  # [layer, query, key]
-    queries: dict[Any, Any] = {"max": values.max(axis=1), "mean": values.mean(axis=1), 2: values[:, 2], "focal": values[:, 0]}
+    queries: dict[Any, Any] = {
+        "max": values.max(axis=1),
+        "mean": values.mean(axis=1),
+        2: values[:, 2],
+        "focal": values[:, 0],
+    }
     for query, expected in queries.items():
-        report = af.evaluate(model(), [text], methods=["rollout"], against=["blank_out"], query=query)
+        report = af.evaluate(
+            model(), [text], methods=["rollout"], against=["blank_out"], query=query
+        )
         np.testing.assert_allclose(report.examples[0].scores["rollout"], expected, atol=1e-12)
         assert f"query {query}" in report.to_markdown()
 
@@ -126,18 +156,24 @@ def test_the_forms_of_a_report(tmp_path: Path) -> None:
     assert len(content["examples"][0]["scores"]["flow"]) == 6
     for ending in (".md", ".csv", ".json"):
         assert report.save(tmp_path / f"x{ending}").stat().st_size > 100
-    with pytest.raises(af.FileError, match=r"the ending must be one of \.md, \.csv, \.json; got \.xls"):
+    with pytest.raises(
+        af.FileError, match=r"the ending must be one of \.md, \.csv, \.json; got \.xls"
+    ):
         report.save(tmp_path / "x.xls")
     assert set(report.seconds) == {"blank_out", "input_gradient", "capture", "raw", "flow"}
 
 
 def test_hugging_face_models_are_evaluated_alike() -> None:
     classifier = af.Model(build("distilbert"), word_tokenizer())
-    report = af.evaluate(classifier, ["the key to the cabinets", ("the lost key", "LABEL_1")], layers=[1, 3])
+    report = af.evaluate(
+        classifier, ["the key to the cabinets", ("the lost key", "LABEL_1")], layers=[1, 3]
+    )
     assert report.examples[0].special == (True, False, False, False, False, False, True)
     assert "[CLS], [SEP] left out" in report.to_markdown()
     generator = af.Model(build("llama"), word_tokenizer())
-    assert len(af.evaluate(generator, ["the key to the cabinets"], against="blank_out").examples) == 1
+    assert (
+        len(af.evaluate(generator, ["the key to the cabinets"], against="blank_out").examples) == 1
+    )
 
 
 def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,20 +198,32 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["rolout"]}, "unknown method 'rolout'; choose from raw, rollout, flow, or give a function"),
-        ({"against": ["gradient"]}, "unknown importance 'gradient'; choose from blank_out, input_gradient"),
+        (
+            {"methods": ["rolout"]},
+            "unknown method 'rolout'; choose from raw, rollout, flow, or give a function",
+        ),
+        (
+            {"against": ["gradient"]},
+            "unknown importance 'gradient'; choose from blank_out, input_gradient",
+        ),
         ({"methods": []}, "at least one method is needed"),
         ({"methods": ["raw", "raw"]}, "each method must have a name of its own; got 'raw' twice"),
         ({"methods": {"raw": len}}, "a function with a name of its own"),
         ({"methods": [lambda example: [1.0]]}, "must give one number a token, 6 for"),
-        ({"methods": [lambda example: 1 / 0]}, "failed on ('the key to the cabinets', 'singular'): ZeroDivisionError"),
+        (
+            {"methods": [lambda example: 1 / 0]},
+            "failed on ('the key to the cabinets', 'singular'): ZeroDivisionError",
+        ),
         ({"limit": 0}, "limit must be a whole number, at least 1; got 0"),
         ({"query": "last"}, "unknown query 'last'; choose from focal, max, mean, or a position"),
         ({"query": 99}, "position"),
         ({"layers": [7]}, "layer"),
         ({"examples": []}, "there must be at least one example"),
         ({"examples": "the key"}, "got one text: put it in a list"),
-        ({"examples": ["the key", ("the keys", "dual")]}, "example 2: unknown target 'dual'; choose from singular, plural"),
+        (
+            {"examples": ["the key", ("the keys", "dual")]},
+            "example 2: unknown target 'dual'; choose from singular, plural",
+        ),
         ({"examples": ["key " * 70]}, "example 1: this model takes at most 64 tokens"),
     ],
 )
@@ -207,12 +255,24 @@ def test_examples_are_read_from_a_file(content: str, expected: list[Any], tmp_pa
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "holds no examples"),
     "header only": (b"text\tlabel\n", "holds no examples"),
-    "columns": (b"a\tb\tc\n", "line 1: one or two columns are needed, or a header that names text and label; got 3"),
-    "ragged": (b"the key\tsingular\nthe keys\n", "line 2: 2 columns are needed, as in the first line; got 1"),
-    "label": (b"the key\tsingular\nthe keys\tdual\n", "line 2: unknown target 'dual'; choose from singular, plural"),
+    "columns": (
+        b"a\tb\tc\n",
+        "line 1: one or two columns are needed, or a header that names text and label; got 3",
+    ),
+    "ragged": (
+        b"the key\tsingular\nthe keys\n",
+        "line 2: 2 columns are needed, as in the first line; got 1",
+    ),
+    "label": (
+        b"the key\tsingular\nthe keys\tdual\n",
+        "line 2: unknown target 'dual'; choose from singular, plural",
+    ),
     "number": (b"the key\t7\n", "line 1: target must be from 0 to 1 for VerbNumber; got 7"),
     "encoding": (b"the key\nthe caf\xe9\n", "line 2: not UTF-8"),
-    "long": (b"the key\n" + b"key " * 70 + b"\n", "line 2: this model takes at most 64 tokens; got 71"),
+    "long": (
+        b"the key\n" + b"key " * 70 + b"\n",
+        "line 2: this model takes at most 64 tokens; got 71",
+    ),
 }
 
 
@@ -229,4 +289,7 @@ def test_a_bad_file_is_refused_by_name_and_line(name: str, tmp_path: Path) -> No
 
 def test_the_signature_takes_a_hugging_face_model_as_it_is() -> None:
     found: Callable[..., af.Report] = af.evaluate
-    assert found(build("gpt2"), [[5, 6, 7, 8]], methods=["rollout"], against=["blank_out"]).model == "GPT2LMHeadModel"
+    assert (
+        found(build("gpt2"), [[5, 6, 7, 8]], methods=["rollout"], against=["blank_out"]).model
+        == "GPT2LMHeadModel"
+    )

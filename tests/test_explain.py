@@ -20,18 +20,30 @@ def test_an_explanation_holds_what_the_functions_give() -> None:
     model = af.load("verb-number")
     attention = af.capture(model, TEXT)
     assert found.prediction == pytest.approx(model.predict([TEXT])[0])
-    assert (found.position, found.tokens, found.special) == (0, attention.tokens, (True, *[False] * 5))
+    assert (found.position, found.tokens, found.special) == (
+        0,
+        attention.tokens,
+        (True, *[False] * 5),
+    )
     for name, method in af.METHODS.items():
-        np.testing.assert_allclose(found.methods[name].values, method(attention, layers=range(1, 7)).values, atol=1e-6)
-    np.testing.assert_allclose(found.importance["blank_out"].values, af.blank_out(model, TEXT).values, atol=1e-6)
-    np.testing.assert_allclose(found.importance["input_gradient"].values, af.input_gradient(model, TEXT).values, atol=1e-5)
+        np.testing.assert_allclose(
+            found.methods[name].values, method(attention, layers=range(1, 7)).values, atol=1e-6
+        )
+    np.testing.assert_allclose(
+        found.importance["blank_out"].values, af.blank_out(model, TEXT).values, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        found.importance["input_gradient"].values, af.input_gradient(model, TEXT).values, atol=1e-5
+    )
     assert found.importance["blank_out"].tokens == found.tokens
     assert repr(found).startswith("<Explanation: 6 tokens, position 0 of VerbNumber")
 
 
 def test_scores_are_rows_of_one_layer_by_token_or_by_word() -> None:
     tokenizer = word_tokenizer()
-    found = af.explain("the lost key", model=af.Model(build("distilbert"), tokenizer), importance="blank_out")
+    found = af.explain(
+        "the lost key", model=af.Model(build("distilbert"), tokenizer), importance="blank_out"
+    )
     scores = found.scores(layer=2)
     assert list(scores) == ["raw", "rollout", "flow", "blank_out"]
     np.testing.assert_array_equal(scores["flow"][1], found.flow.at(0, 2))
@@ -50,8 +62,12 @@ def test_scores_are_rows_of_one_layer_by_token_or_by_word() -> None:
         ("t5", "the lost key", 5, 0),
     ],
 )
-def test_every_kind_of_model_is_explained_at_its_focal_position(family: str, value: Any, position: int, importances: int) -> None:
-    found = af.explain(value, model=af.Model(build(family), None if family == "vit" else word_tokenizer()))
+def test_every_kind_of_model_is_explained_at_its_focal_position(
+    family: str, value: Any, position: int, importances: int
+) -> None:
+    found = af.explain(
+        value, model=af.Model(build(family), None if family == "vit" else word_tokenizer())
+    )
     assert (found.position, len(found.importance)) == (position, importances)
     assert (found.prediction is None) == (family == "bert")
     assert len(found.special) == len(found.tokens) == found.rollout.values.shape[2]
@@ -61,17 +77,33 @@ def test_every_kind_of_model_is_explained_at_its_focal_position(family: str, val
 def test_beyond_64_tokens_flow_is_given_for_the_focal_position_alone() -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 90}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 90,
+    }
     model = BertForSequenceClassification(BertConfig(**sizes))
     found = af.explain(list(range(5, 75)), model=model, importance=())
-    assert (found.flow.positions, found.flow.layers, len(found.rollout.positions)) == ((0,), (1, 2), 70)
-    assert af.explain(list(range(5, 60)), model=model, importance=()).flow.values.shape == (2, 55, 55)
+    assert (found.flow.positions, found.flow.layers, len(found.rollout.positions)) == (
+        (0,),
+        (1, 2),
+        70,
+    )
+    assert af.explain(list(range(5, 60)), model=model, importance=()).flow.values.shape == (
+        2,
+        55,
+        55,
+    )
 
 
 def test_another_position_target_and_residual() -> None:
     found = af.explain(TEXT, position=2, target="plural", residual=0.3)
     graph = af.capture(af.load("verb-number"), TEXT).graph(residual=0.3)
-    np.testing.assert_allclose(found.scores()["rollout"][1], af.rollout(graph).at(position=2), atol=1e-6)
+    np.testing.assert_allclose(
+        found.scores()["rollout"][1], af.rollout(graph).at(position=2), atol=1e-6
+    )
     assert {each.target for each in found.importance.values()} == {"plural"}
 
 
@@ -79,7 +111,9 @@ def test_an_explanation_and_a_generation_show_themselves_in_a_notebook() -> None
     story = af.generate(build("gpt2"), [5, 6, 7], max_new_tokens=2, eos_token_id=None)
     for shown in (af.explain(TEXT)._repr_html_(), story._repr_html_()):
         assert shown.startswith('<iframe title="attnflow" srcdoc="&lt;!doctype html&gt;')
-    with pytest.raises(af.FileError, match=r"the ending must be one of \.html, \.png, \.svg, \.pdf; got \.csv"):
+    with pytest.raises(
+        af.FileError, match=r"the ending must be one of \.html, \.png, \.svg, \.pdf; got \.csv"
+    ):
         story.save("x.csv")
 
 
@@ -89,7 +123,11 @@ def test_saved_files_hold_the_explained_row(ending: str, tmp_path: Path) -> None
     path = found.save(tmp_path / f"x{ending}")
     expected = found.rollout.at(0, 4)
     if ending == ".csv":
-        rows = [row for row in csv.DictReader(path.read_text().splitlines()) if (row["method"], row["layer"]) == ("rollout", "4")]
+        rows = [
+            row
+            for row in csv.DictReader(path.read_text().splitlines())
+            if (row["method"], row["layer"]) == ("rollout", "4")
+        ]
         values = [float(row["value"]) for row in rows]
         assert [row["token"] for row in rows] == list(found.tokens)
     elif ending == ".json":
@@ -107,7 +145,10 @@ def test_saved_files_hold_the_explained_row(ending: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"importance": "saliency"}, "unknown importance 'saliency'; choose from blank_out, input_gradient"),
+        (
+            {"importance": "saliency"},
+            "unknown importance 'saliency'; choose from blank_out, input_gradient",
+        ),
         ({"position": 6}, "position must be from 0 to 5; got 6"),
         ({"target": "dual"}, "unknown target 'dual'; choose from singular, plural"),
         ({"model": "no-such-folder-or-model"}, "cannot load no-such-folder-or-model"),

@@ -50,27 +50,52 @@ HOSTILE = (
 )
 
 
-def explained(tokens: tuple[str, ...] = TOKENS, weights: Any = WEIGHTS, position: int = 0) -> af.Explanation:
+def explained(
+    tokens: tuple[str, ...] = TOKENS, weights: Any = WEIGHTS, position: int = 0
+) -> af.Explanation:
     given = af.Attention(weights, tokens=tokens)
     flows = af.flow(given, layers=range(1, given.depth + 1))
     marks = (False,) * len(tokens)
-    return af.Explanation("$x$ is text", "m", tokens, marks, position, None, given, af.raw(given), af.rollout(given), flows, {})
+    return af.Explanation(
+        "$x$ is text",
+        "m",
+        tokens,
+        marks,
+        position,
+        None,
+        given,
+        af.raw(given),
+        af.rollout(given),
+        flows,
+        {},
+    )
 
 
-def report(layers: tuple[int, ...] = (1, 2, 3), methods: tuple[str, ...] = ("raw", "rollout", "flow")) -> af.Report:
+def report(
+    layers: tuple[int, ...] = (1, 2, 3), methods: tuple[str, ...] = ("raw", "rollout", "flow")
+) -> af.Report:
     rng = np.random.default_rng(3)
     examples = tuple(
         Scored(
-            "t", "l", TOKENS, (False,) * SIZE, {name: rng.random((len(layers), SIZE)) for name in methods}, {"blank_out": rng.random(SIZE)}
+            "t",
+            "l",
+            TOKENS,
+            (False,) * SIZE,
+            {name: rng.random((len(layers), SIZE)) for name in methods},
+            {"blank_out": rng.random(SIZE)},
         )
         for _ in range(4)
     )
     return af.Report("m", methods, ("blank_out",), layers, examples)
 
 
-def story(prompt: tuple[str, ...] = TOKENS[:3], generated: tuple[str, ...] = ("are", "old", ".")) -> af.Generation:
+def story(
+    prompt: tuple[str, ...] = TOKENS[:3], generated: tuple[str, ...] = ("are", "old", ".")
+) -> af.Generation:
     size = len(prompt) + len(generated) - 1
-    given = af.Attention(attention("causal", 2, size, np.random.default_rng(4)), tokens=[*prompt, *generated[:-1]])
+    given = af.Attention(
+        attention("causal", 2, size, np.random.default_rng(4)), tokens=[*prompt, *generated[:-1]]
+    )
     return af.Generation("are old.", generated, (0.5,) * len(generated), prompt, given)
 
 
@@ -89,17 +114,25 @@ FIGURES: dict[str, Callable[[], Drawing]] = {
 
 
 def texts_of(path: Path) -> list[str]:
-    return ["".join(node.itertext()) for node in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+    return [
+        "".join(node.itertext())
+        for node in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def ticks(ax: Any, along: str = "x") -> list[str]:
-    return [label.get_text() for label in (ax.get_xticklabels() if along == "x" else ax.get_yticklabels())]
+    return [
+        label.get_text()
+        for label in (ax.get_xticklabels() if along == "x" else ax.get_yticklabels())
+    ]
 
 
 def ends_of(lines: Any) -> list[tuple[int, int, int]]:
     """(layer, query, key) of each line of a graph that goes up."""
     found = []
-    for (query, layer), (key, below) in (segment.round().astype(int).tolist() for segment in lines.get_segments()):
+    for (query, layer), (key, below) in (
+        segment.round().astype(int).tolist() for segment in lines.get_segments()
+    ):
         assert below == layer - 1
         found.append((layer, query, key))
     return found
@@ -118,7 +151,9 @@ def test_every_figure_is_written_as_png_svg_and_pdf(name: str, tmp_path: Path) -
     for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         path = drawn.save(tmp_path / f"figure.{ending}")
         assert path.read_bytes().startswith(start)
-    assert any("layer" in text or "token attention" in text for text in texts_of(tmp_path / "figure.svg"))
+    assert any(
+        "layer" in text or "token attention" in text for text in texts_of(tmp_path / "figure.svg")
+    )
     assert drawn._repr_png_().startswith(b"\x89PNG")
     assert repr(drawn).startswith("<Drawing: ")
 
@@ -131,7 +166,10 @@ def test_every_public_figure_is_tested_and_has_an_example() -> None:
 
 def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
     for ending in ("png", "svg", "pdf"):
-        one, two = (figures.heatmap(ROLLOUT, 1).save(tmp_path / f"{name}.{ending}") for name in ("one", "two"))
+        one, two = (
+            figures.heatmap(ROLLOUT, 1).save(tmp_path / f"{name}.{ending}")
+            for name in ("one", "two")
+        )
         assert one.read_bytes() == two.read_bytes()
 
 
@@ -144,10 +182,15 @@ def test_nothing_is_loaded_before_a_figure_is_drawn_and_pyplot_never(tmp_path: P
         print("matplotlib.pyplot" in sys.modules)
     """
     command = [sys.executable, "-c", program, str(tmp_path / "figure.png")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["False", "False"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [
+        "False",
+        "False",
+    ]
 
 
-@pytest.mark.parametrize("name", ["attention_graph", "heatmap", "generation", "flow_paths", "overlay"])
+@pytest.mark.parametrize(
+    "name", ["attention_graph", "heatmap", "generation", "flow_paths", "overlay"]
+)
 def test_a_figure_is_drawn_into_the_axes_given(name: str) -> None:
     ax = Figure().subplots()
     inputs: dict[str, Any] = {
@@ -160,17 +203,30 @@ def test_a_figure_is_drawn_into_the_axes_given(name: str) -> None:
     drawn = getattr(figures, name)(*inputs[name], ax=ax)
     assert drawn.axes == (ax,)
     assert drawn.figure is ax.figure
-    with pytest.raises(af.OptionError, match="this drawing has 1 panel, one matplotlib Axes each; got 1: str"):
+    with pytest.raises(
+        af.OptionError, match="this drawing has 1 panel, one matplotlib Axes each; got 1: str"
+    ):
         getattr(figures, name)(*inputs[name], ax="axes")
 
 
 def test_figures_with_panels_take_as_many_axes() -> None:
     part: Any = np.ravel(np.asarray(Figure().subfigures(1, 2), dtype=object))[0]
-    assert figures.compare_graphs(EXPLAINED, axes=part.subplots(1, 3)).figure is part.get_figure(root=True)
+    assert figures.compare_graphs(EXPLAINED, axes=part.subplots(1, 3)).figure is part.get_figure(
+        root=True
+    )
     assert len(figures.compare_heatmaps(EXPLAINED, axes=Figure().subplots(3, 1)).axes) == 3
-    assert len(figures.pronoun(EXPLAINED, {"a": 1.0, "b": 0.0}, (1, 2), axes=Figure().subplots(2, 2)).axes) == 4
+    assert (
+        len(
+            figures.pronoun(
+                EXPLAINED, {"a": 1.0, "b": 0.0}, (1, 2), axes=Figure().subplots(2, 2)
+            ).axes
+        )
+        == 4
+    )
     assert len(figures.layer_curves(report(), axes=Figure().subplots()).axes) == 1
-    with pytest.raises(af.OptionError, match="this drawing has 3 panels, one matplotlib Axes each; got 2: Axes"):
+    with pytest.raises(
+        af.OptionError, match="this drawing has 3 panels, one matplotlib Axes each; got 2: Axes"
+    ):
         figures.compare_graphs(EXPLAINED, axes=Figure().subplots(1, 2))
 
 
@@ -227,9 +283,22 @@ def test_a_graph_draws_the_layers_and_positions_that_there_are() -> None:
     assert {layer for layer, _, _ in ends_of(some.artists["edges"])} == {2, 3}
     assert {query for _, query, _ in ends_of(some.artists["edges"])} == {1, 4}
     assert ticks(some.axes[0], "y") == ["1", "2", "3"]
-    assert {layer for layer, _, _ in ends_of(figures.attention_graph(af.raw(GRAPH, layers=[3])).artists["edges"])} == {3}
-    assert {layer for layer, _, _ in ends_of(figures.attention_graph(af.rollout(GRAPH, bottom=1, layers=[2])).artists["edges"])} == {2}
-    with pytest.raises(af.OptionError, match=r"a graph needs neighbouring layers; this result has layers 3 down to layer 0: compute"):
+    assert {
+        layer
+        for layer, _, _ in ends_of(
+            figures.attention_graph(af.raw(GRAPH, layers=[3])).artists["edges"]
+        )
+    } == {3}
+    assert {
+        layer
+        for layer, _, _ in ends_of(
+            figures.attention_graph(af.rollout(GRAPH, bottom=1, layers=[2])).artists["edges"]
+        )
+    } == {2}
+    with pytest.raises(
+        af.OptionError,
+        match=r"a graph needs neighbouring layers; this result has layers 3 down to layer 0: compute",
+    ):
         figures.attention_graph(af.flow(GRAPH))
 
 
@@ -239,18 +308,29 @@ def test_compared_graphs_share_one_scale() -> None:
     for name, result in EXPLAINED.methods.items():
         lines = drawn.artists[name]["edges"]
         weights = np.array([result.at(query, layer)[key] for layer, query, key in ends_of(lines)])
-        assert np.allclose(lines.get_linewidths(), figure_graphs.thickness(SIZE) * weights / largest)
+        assert np.allclose(
+            lines.get_linewidths(), figure_graphs.thickness(SIZE) * weights / largest
+        )
         assert {query for _, query, _ in ends_of(drawn.artists[name]["front"])} == {1}
-    assert [ax.get_title() for ax in drawn.axes] == ["raw attention", "attention rollout", "attention flow"]
+    assert [ax.get_title() for ax in drawn.axes] == [
+        "raw attention",
+        "attention rollout",
+        "attention flow",
+    ]
 
 
 def test_paths_carry_the_flow_and_the_cut_is_marked() -> None:
     best = af.max_flow(GRAPH, source=(3, 1), target=(1, 2))
     drawn = figures.flow_paths(best)
-    flows = np.array([best.edges[layer - 2, query, key] for layer, query, key in ends_of(drawn.artists["edges"])])
+    flows = np.array(
+        [best.edges[layer - 2, query, key] for layer, query, key in ends_of(drawn.artists["edges"])]
+    )
     assert (flows > 0).all()
     shares = flows / best.edges.max()
-    assert np.allclose(drawn.artists["edges"].get_linewidths(), figure_graphs.thickness(SIZE) * (0.25 + 0.75 * shares))
+    assert np.allclose(
+        drawn.artists["edges"].get_linewidths(),
+        figure_graphs.thickness(SIZE) * (0.25 + 0.75 * shares),
+    )
     assert tuple(ends_of(drawn.artists["cut"])) == best.cut
     assert drawn.artists["ends"].get_offsets().tolist() == [[1, 3], [2, 1]]
     assert f"maximum flow {best.value:.3g}" in drawn.axes[0].get_title()
@@ -290,20 +370,36 @@ def test_compared_maps_have_one_scale_for_all(size: int) -> None:
     drawn = figures.compare_heatmaps([EXPLAINED, long], [4, 3])
     for name in af.METHODS:
         first, second = drawn.artists[name]
-        assert np.allclose(first.get_array(), [EXPLAINED.methods[name].at(4, layer) for layer in (1, 2, 3)])
-        assert np.allclose(second.get_array(), [long.methods[name].at(3, layer) for layer in (1, 2)])
+        assert np.allclose(
+            first.get_array(), [EXPLAINED.methods[name].at(4, layer) for layer in (1, 2, 3)]
+        )
+        assert np.allclose(
+            second.get_array(), [long.methods[name].at(3, layer) for layer in (1, 2)]
+        )
     limits = {image.get_clim() for name in af.METHODS for image in drawn.artists[name]}
-    assert limits == {(0.0, max(image.get_array().max() for name in af.METHODS for image in drawn.artists[name]))}
+    assert limits == {
+        (0.0, max(image.get_array().max() for name in af.METHODS for image in drawn.artists[name]))
+    }
     assert len(drawn.axes) == 6
     assert [text for ax in drawn.axes for text in ticks(ax)].count("t3") == (3 if size == 5 else 1)
 
 
 def test_a_pronoun_has_its_probabilities_beside_its_references() -> None:
-    drawn = figures.pronoun([EXPLAINED] * 2, [{"his": 0.7, "her": 0.3}, {"his": 0.2, "her": 0.8}], [(2, 4), (4, 1)], position=3)
-    assert [[bar.get_height() for bar in bars] for bars in drawn.artists["bars"]] == [[0.7, 0.3], [0.2, 0.8]]
+    drawn = figures.pronoun(
+        [EXPLAINED] * 2,
+        [{"his": 0.7, "her": 0.3}, {"his": 0.2, "her": 0.8}],
+        [(2, 4), (4, 1)],
+        position=3,
+    )
+    assert [[bar.get_height() for bar in bars] for bars in drawn.artists["bars"]] == [
+        [0.7, 0.3],
+        [0.2, 0.8],
+    ]
     for name, result in EXPLAINED.methods.items():
         for image, pair in zip(drawn.artists[name], ([2, 4], [4, 1]), strict=True):
-            assert np.allclose(image.get_array(), [result.at(3, layer)[pair] for layer in (1, 2, 3)])
+            assert np.allclose(
+                image.get_array(), [result.at(3, layer)[pair] for layer in (1, 2, 3)]
+            )
     assert [ticks(ax) for ax in drawn.axes[:2]] == [["his", "her"], ["keys", "are"]]
     assert ticks(drawn.axes[5]) == ["are", "the"]
 
@@ -334,13 +430,18 @@ def test_curves_are_the_means_with_their_errors() -> None:
             assert edge[edge[:, 0] == layer, 1].max() == pytest.approx(mean + half)
             assert edge[edge[:, 0] == layer, 1].min() == pytest.approx(mean - half)
     lines = [drawn.artists["blank_out"][method][0] for method in found.methods]
-    assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
+    assert (
+        len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
+    )
     assert "n = 4" in drawn.figure.legends[0].get_title().get_text()
 
 
 def test_curves_of_one_layer_and_of_a_scorer_without_layers() -> None:
     one = figures.layer_curves(report(layers=(2,)))
-    assert len({float(one.artists["blank_out"][method][0].get_xdata()[0]) for method in af.METHODS}) == 3  # side by side
+    assert (
+        len({float(one.artists["blank_out"][method][0].get_xdata()[0]) for method in af.METHODS})
+        == 3
+    )  # side by side
     mixed = report(methods=("raw", "mine_$x"))
     for example in mixed.examples:
         example.scores["mine_$x"] = example.scores["mine_$x"][:1]
@@ -364,23 +465,35 @@ def test_patches_lie_over_the_picture_and_registers_are_named_below(tmp_path: Pa
     ):
         drawn = figures.overlay(VISION, image, layer=1)
         assert np.allclose(drawn.artists["map"].get_array(), VISION.at(0, 1)[2:].reshape(2, 3))
-        assert drawn.artists["map"].get_extent() == drawn.artists["image"].get_extent() == [-0.5, 29.5, 19.5, -0.5]
+        assert (
+            drawn.artists["map"].get_extent()
+            == drawn.artists["image"].get_extent()
+            == [-0.5, 29.5, 19.5, -0.5]
+        )
         assert drawn.artists["image"].get_array().shape[:2] == (20, 30)
         cls, register = VISION.at(0, 1)[:2]
         assert drawn.axes[0].get_xlabel() == f"[CLS] {cls:.3f}, [REG0] {register:.3f}"
 
 
 def test_patches_are_found_by_name_or_by_grid() -> None:
-    shuffled = replace(VISION, tokens=(*PATCHES[2:], *PATCHES[:2]), values=np.roll(VISION.values, -2, axis=-1))
+    shuffled = replace(
+        VISION, tokens=(*PATCHES[2:], *PATCHES[:2]), values=np.roll(VISION.values, -2, axis=-1)
+    )
     expected = VISION.at(0)[2:].reshape(2, 3)
     assert np.allclose(figures.overlay(shuffled, PICTURE).artists["map"].get_array(), expected)
     unnamed = replace(VISION, tokens=tuple("abcdefgh"))
-    assert np.allclose(figures.overlay(unnamed, PICTURE, grid=(2, 3)).artists["map"].get_array(), expected)
+    assert np.allclose(
+        figures.overlay(unnamed, PICTURE, grid=(2, 3)).artists["map"].get_array(), expected
+    )
     for result, options, message in (
         (unnamed, {}, r"these tokens name no patches \('0,0', '0,1', ...\); give grid="),
         (unnamed, {"grid": (3, 3)}, "at most 8 patches, as many as there are tokens; got"),
         (unnamed, {"grid": (0, 3)}, "grid must be"),
-        (VISION, {"grid": (3, 2)}, r"the tokens name 6 patches of a grid of 2 x 3; got grid=\(3, 2\)"),
+        (
+            VISION,
+            {"grid": (3, 2)},
+            r"the tokens name 6 patches of a grid of 2 x 3; got grid=\(3, 2\)",
+        ),
         (VISION, {"opacity": 2}, "opacity must be from 0 to 1; got 2"),
     ):
         with pytest.raises(af.OptionError, match=message):
@@ -390,9 +503,15 @@ def test_patches_are_found_by_name_or_by_grid() -> None:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (np.zeros((30, 20, 3)), r"must fit the grid of 2 x 3 patches \(down x across\); got 30 x 20 pixels"),
+        (
+            np.zeros((30, 20, 3)),
+            r"must fit the grid of 2 x 3 patches \(down x across\); got 30 x 20 pixels",
+        ),
         (np.zeros((1, 2, 3)), "got 1 x 2 pixels"),
-        (np.zeros((3, 20, 30)), r"must have shape \[height, width\] or \[height, width, 3\]; got \(3, 20, 30\)"),
+        (
+            np.zeros((3, 20, 30)),
+            r"must have shape \[height, width\] or \[height, width, 3\]; got \(3, 20, 30\)",
+        ),
         (np.full((20, 30), np.nan), "floats from 0 to 1"),
         (np.full((20, 30, 3), -1.5), "floats from 0 to 1"),
         (["words"], r"must have shape \[height, width\]"),
@@ -423,7 +542,12 @@ def test_labels_are_short_and_readable() -> None:
     assert shown["$x^2$"] == "$x^2$"
     assert shown["_"] == "_"
     assert shown["one\ntwo\ttabs"] == "one\\ntwo\\ttabs"
-    assert [shown["\u200b"], shown["\x00"], shown["\ud800"], shown["  "]] == ["\\u200b", "\\x00", "\\ud800", "␣"]
+    assert [shown["\u200b"], shown["\x00"], shown["\ud800"], shown["  "]] == [
+        "\\u200b",
+        "\\x00",
+        "\\ud800",
+        "␣",
+    ]
     assert shown["\u202eturned"] == "\\u202eturned"
     assert shown["\u4e2d\u6587"] == "\\u4e2d\\u6587"  # what the font lacks
     assert shown["\u05e9\u05dc\u05d5\u05dd"] == "\u05e9\u05dc\u05d5\u05dd"
@@ -464,22 +588,38 @@ def test_hostile_tokens_are_only_text(tmp_path: Path) -> None:
         assert width <= drawing.PAGE
         assert height < 10
     bars = figures.pronoun(hostile, {"$x$": 0.5, "\u4e2d</text>": 0.5}, (0, 1))
-    assert {"$x$", "\\u4e2d</text>", "$x$ is text"} <= set(texts_of(bars.save(tmp_path / "pronoun.svg")))
+    assert {"$x$", "\\u4e2d</text>", "$x$ is text"} <= set(
+        texts_of(bars.save(tmp_path / "pronoun.svg"))
+    )
 
 
-@pytest.mark.parametrize(("size", "length"), [(5, 3), (5, 16), (12, 8), (16, 16), (40, 16), (80, 5), (300, 5)])
+@pytest.mark.parametrize(
+    ("size", "length"), [(5, 3), (5, 16), (12, 8), (16, 16), (40, 16), (80, 5), (300, 5)]
+)
 def test_labels_do_not_overlap(size: int, length: int) -> None:
     tokens = [f"{place:W>{length}}" for place in range(size)]
-    result = af.raw(af.Attention(attention("identity", 2, size, np.random.default_rng(0)), tokens=tokens))
-    for drawn in (figures.attention_graph(result), figures.heatmap(result, 0), figures.attention_graph(result, orientation="right")):
+    result = af.raw(
+        af.Attention(attention("identity", 2, size, np.random.default_rng(0)), tokens=tokens)
+    )
+    for drawn in (
+        figures.attention_graph(result),
+        figures.heatmap(result, 0),
+        figures.attention_graph(result, orientation="right"),
+    ):
         drawn.figure.draw_without_rendering()
         ax = drawn.axes[0]
-        labels = [label for label in (*ax.get_xticklabels(), *ax.get_yticklabels()) if label.get_text().startswith("W")]
+        labels = [
+            label
+            for label in (*ax.get_xticklabels(), *ax.get_yticklabels())
+            if label.get_text().startswith("W")
+        ]
         assert len(labels) >= min(size, 40)
         turn = labels[1].get_rotation()
         boxes = [label.get_window_extent() for label in labels]
         along = "y" if labels[0] in ax.get_yticklabels() else "x"
-        starts = np.array([getattr(box, f"{along}1" if along == "x" else f"{along}0") for box in boxes])
+        starts = np.array(
+            [getattr(box, f"{along}1" if along == "x" else f"{along}0") for box in boxes]
+        )
         apart = np.abs(np.diff(starts)).min() * (np.sin(np.radians(turn)) if turn else 1.0)
         across = boxes[1].width if along == "x" and turn == 0 else drawing.FONT * 100 / 72
         assert apart >= 0.95 * across, (turn, along)
@@ -490,12 +630,21 @@ def test_labels_do_not_overlap(size: int, length: int) -> None:
 
 def test_results_of_another_shape_than_their_tokens() -> None:
     fewer = replace(ROLLOUT, tokens=TOKENS[:-1])
-    for draw in (figures.attention_graph, figures.heatmap, lambda result: figures.overlay(result, PICTURE)):
-        with pytest.raises(af.OptionError, match=r"must have shape \(3, 5, 4\), for 3 layers, 5 positions and 4 tokens; got \(3, 5, 5\)"):
+    for draw in (
+        figures.attention_graph,
+        figures.heatmap,
+        lambda result: figures.overlay(result, PICTURE),
+    ):
+        with pytest.raises(
+            af.OptionError,
+            match=r"must have shape \(3, 5, 4\), for 3 layers, 5 positions and 4 tokens; got \(3, 5, 5\)",
+        ):
             draw(fewer)
     with pytest.raises(af.OptionError, match="must have shape"):
         figures.compare_graphs(replace(EXPLAINED, rollout=fewer))
-    with pytest.raises(af.OptionError, match="an explanation's results must have its 4 tokens; raw has 5"):
+    with pytest.raises(
+        af.OptionError, match="an explanation's results must have its 4 tokens; raw has 5"
+    ):
         figures.compare_heatmaps(replace(EXPLAINED, tokens=TOKENS[:-1]))
     with pytest.raises(af.OptionError, match="must have shape"):
         figures.generation(replace(story().rollout(), prompt=("a",)))
@@ -510,32 +659,89 @@ def test_results_of_another_shape_than_their_tokens() -> None:
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: figures.heatmap(ROLLOUT, 9), "position 9 was not computed; this result has positions 0..4"),
+        (
+            lambda: figures.heatmap(ROLLOUT, 9),
+            "position 9 was not computed; this result has positions 0..4",
+        ),
         (lambda: figures.attention_graph(ROLLOUT, position=9), "position 9 was not computed"),
-        (lambda: figures.attention_graph(ROLLOUT, position=1, layer=7), "layer 7 was not computed; this result has layers 1..3"),
-        (lambda: figures.attention_graph(ROLLOUT, layer=2), "layer chooses a node together with position"),
-        (lambda: figures.attention_graph(ROLLOUT, orientation="down"), "unknown orientation 'down'; choose from up, right"),
-        (lambda: figures.attention_graph(ROLLOUT, strongest=0), "strongest must be a whole number of edges, at least 1; got 0"),
-        (lambda: figures.attention_graph(ROLLOUT, strongest=1.5), "strongest must be whole numbers; got 1.5"),  # type: ignore[arg-type]
+        (
+            lambda: figures.attention_graph(ROLLOUT, position=1, layer=7),
+            "layer 7 was not computed; this result has layers 1..3",
+        ),
+        (
+            lambda: figures.attention_graph(ROLLOUT, layer=2),
+            "layer chooses a node together with position",
+        ),
+        (
+            lambda: figures.attention_graph(ROLLOUT, orientation="down"),
+            "unknown orientation 'down'; choose from up, right",
+        ),
+        (
+            lambda: figures.attention_graph(ROLLOUT, strongest=0),
+            "strongest must be a whole number of edges, at least 1; got 0",
+        ),
+        (
+            lambda: figures.attention_graph(ROLLOUT, strongest=1.5),  # type: ignore[arg-type]
+            "strongest must be whole numbers; got 1.5",
+        ),
         (lambda: figures.heatmap(ROLLOUT, scale=0), "scale must be a number above 0"),
         (lambda: figures.compare_graphs(EXPLAINED, position=8), "position 8 was not computed"),
-        (lambda: figures.compare_heatmaps([EXPLAINED], [1, 2]), "position must be one number, or one for each of 1 explanations; got 2"),
-        (lambda: figures.overlay(VISION, PICTURE, layer=4), "layer 4 was not computed; this result has layers 1, 2"),
-        (lambda: figures.generation(story(), 5), "layer 5 was not computed; this result has layers 1, 2"),
-        (lambda: figures.generation(story(), method="rolout"), "unknown method 'rolout'; choose from raw, rollout, flow"),
-        (lambda: figures.layer_curves(report(), band="wide"), "unknown band 'wide'; choose from error, std"),
+        (
+            lambda: figures.compare_heatmaps([EXPLAINED], [1, 2]),
+            "position must be one number, or one for each of 1 explanations; got 2",
+        ),
+        (
+            lambda: figures.overlay(VISION, PICTURE, layer=4),
+            "layer 4 was not computed; this result has layers 1, 2",
+        ),
+        (
+            lambda: figures.generation(story(), 5),
+            "layer 5 was not computed; this result has layers 1, 2",
+        ),
+        (
+            lambda: figures.generation(story(), method="rolout"),
+            "unknown method 'rolout'; choose from raw, rollout, flow",
+        ),
+        (
+            lambda: figures.layer_curves(report(), band="wide"),
+            "unknown band 'wide'; choose from error, std",
+        ),
         (lambda: figures.pronoun(EXPLAINED, {"his": 1.5}, (1, 2)), "each from 0 to 1; got"),
-        (lambda: figures.pronoun(EXPLAINED, {"his": 1.0}, (1, 9)), r"references must be two positions from 0 to 4; got \(1, 9\)"),
-        (lambda: figures.pronoun([EXPLAINED], [], (1, 2)), "words must be one for each of 1 explanations; got 0"),
+        (
+            lambda: figures.pronoun(EXPLAINED, {"his": 1.0}, (1, 9)),
+            r"references must be two positions from 0 to 4; got \(1, 9\)",
+        ),
+        (
+            lambda: figures.pronoun([EXPLAINED], [], (1, 2)),
+            "words must be one for each of 1 explanations; got 0",
+        ),
         (lambda: figures.pronoun(EXPLAINED, {"his": 1.0}, ()), r"references must be two positions"),
-        (lambda: figures.heatmap(WEIGHTS), "draws a TokenAttention, which raw, rollout and flow give; got ndarray"),  # type: ignore[arg-type]
-        (lambda: figures.compare_graphs(ROLLOUT), "draws what explain gives, one or a list; got TokenAttention"),  # type: ignore[arg-type]
-        (lambda: figures.compare_graphs([EXPLAINED] * 2), "compare_graphs draws one explanation; got 2"),  # type: ignore[arg-type]
+        (
+            lambda: figures.heatmap(WEIGHTS),  # type: ignore[arg-type]
+            "draws a TokenAttention, which raw, rollout and flow give; got ndarray",
+        ),
+        (
+            lambda: figures.compare_graphs(ROLLOUT),  # type: ignore[arg-type]
+            "draws what explain gives, one or a list; got TokenAttention",
+        ),
+        (
+            lambda: figures.compare_graphs([EXPLAINED] * 2),  # type: ignore[arg-type]
+            "compare_graphs draws one explanation; got 2",
+        ),
         (lambda: figures.compare_heatmaps([]), "draws what explain gives"),
-        (lambda: figures.layer_curves(ROLLOUT), "layer_curves draws what evaluate gives; got TokenAttention"),  # type: ignore[arg-type]
-        (lambda: figures.flow_paths(ROLLOUT), "flow_paths draws what max_flow gives; got TokenAttention"),  # type: ignore[arg-type]
+        (
+            lambda: figures.layer_curves(ROLLOUT),  # type: ignore[arg-type]
+            "layer_curves draws what evaluate gives; got TokenAttention",
+        ),
+        (
+            lambda: figures.flow_paths(ROLLOUT),  # type: ignore[arg-type]
+            "flow_paths draws what max_flow gives; got TokenAttention",
+        ),
         (lambda: figures.generation(ROLLOUT), "generation draws what generate gives"),  # type: ignore[arg-type]
-        (lambda: figures.save("figure", "figure.png"), "save takes a figure or what a drawing returned; got str"),
+        (
+            lambda: figures.save("figure", "figure.png"),
+            "save takes a figure or what a drawing returned; got str",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_one_clear_line(draw: Callable[[], Any], message: str) -> None:
@@ -558,7 +764,9 @@ def test_where_a_figure_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_without_matplotlib_the_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(af.MissingExtraError, match=r"figures need matplotlib: pip install 'attnflow\[figures\]'"):
+    with pytest.raises(
+        af.MissingExtraError, match=r"figures need matplotlib: pip install 'attnflow\[figures\]'"
+    ):
         FIGURES[name]()
 
 
@@ -570,5 +778,7 @@ def test_terminal_page_and_figures_have_one_colour_scale() -> None:
     (listed,) = re.findall(r"light: \[([^]]*)\]", script)
     page = [f"#{colour}" for colour in re.findall("[0-9a-f]{6}", listed)]
     for place, colour in enumerate(page):
-        np.testing.assert_allclose(to_rgb(colour), colormaps[drawing.CMAP](place / (len(page) - 1))[:3], atol=0.01)
+        np.testing.assert_allclose(
+            to_rgb(colour), colormaps[drawing.CMAP](place / (len(page) - 1))[:3], atol=0.01
+        )
     assert {style.split(" on ")[1] for _, style in terminal.SHADES[1:]} <= set(page)

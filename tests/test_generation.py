@@ -15,7 +15,9 @@ CLOSE = 1e-4
 
 
 def story(family: str, prompt: Any = PROMPT, **options: Any) -> af.Generation:
-    return af.generate(af.Model(build(family)), prompt, **{"max_new_tokens": 9, "eos_token_id": None, **options})  # type: ignore[no-any-return]
+    return af.generate(  # type: ignore[no-any-return]
+        af.Model(build(family)), prompt, **{"max_new_tokens": 9, "eos_token_id": None, **options}
+    )
 
 
 def full_pass(family: str, generation: af.Generation) -> af.Attention:
@@ -32,7 +34,9 @@ def test_m_equals_one_pass_over_the_finished_text(family: str) -> None:
     m = len(PROMPT)
     for name in ("raw", "rollout", "flow"):
         values = getattr(generation, name)().values
-        whole = af.METHODS[name](attention, layers=range(1, 4), normalize=None).values  # [layer, position, position]
+        whole = af.METHODS[name](
+            attention, layers=range(1, 4), normalize=None
+        ).values  # [layer, position, position]
         assert values.shape == (9, m, 3)
         assert np.abs(values - whole[:, m - 1 :, :m].transpose(1, 2, 0)).max() < CLOSE
 
@@ -45,7 +49,9 @@ def test_m_is_the_stacked_slice_of_each_steps_rollout(family: str) -> None:
     ids = [int(token) for token in (*generation.prompt, *generation.tokens[:-1])]
     steps: list[Floats] = []
     for end in range(m, m + 9):
-        rolled = af.rollout(af.capture(model, ids[:end]), normalize=None).values  # [layer, position, position]
+        rolled = af.rollout(
+            af.capture(model, ids[:end]), normalize=None
+        ).values  # [layer, position, position]
         steps.append(rolled[:, -1, :m].T)
     assert np.abs(generation.rollout().values - np.stack(steps)).max() < CLOSE
 
@@ -65,9 +71,13 @@ def test_tokens_and_probabilities_are_the_models_own() -> None:
     model = build("llama")
     generation = story("llama")
     with torch.no_grad():
-        plain = model.generate(torch.tensor([PROMPT]), max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=1)[
-            0, len(PROMPT) :
-        ]
+        plain = model.generate(
+            torch.tensor([PROMPT]),
+            max_new_tokens=9,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=1,
+        )[0, len(PROMPT) :]
         logits = model(torch.tensor([[*PROMPT, *plain[:-1].tolist()]])).logits[0, len(PROMPT) - 1 :]
     assert [int(token) for token in generation.tokens] == plain.tolist()
     expected = logits.softmax(dim=-1).gather(1, plain[:, None])[:, 0]
@@ -107,7 +117,11 @@ def test_normalisations() -> None:
     plain, summed = generation.rollout().values, generation.rollout(normalize="sum").values
     assert np.abs(summed - plain / plain.sum(axis=1, keepdims=True)).max() < 1e-12
     graph = generation.attention.graph()
-    field = af.rollout(graph.uniform(), normalize=None).values[:, len(PROMPT) - 1 :, : len(PROMPT)].transpose(1, 2, 0)
+    field = (
+        af.rollout(graph.uniform(), normalize=None)
+        .values[:, len(PROMPT) - 1 :, : len(PROMPT)]
+        .transpose(1, 2, 0)
+    )
     relative = plain / field
     expected = relative / relative.sum(axis=1, keepdims=True)
     assert np.abs(generation.rollout(normalize="receptive_field").values - expected).max() < 1e-12
@@ -118,11 +132,21 @@ def test_normalisations() -> None:
 
 def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> None:
     values = np.random.default_rng(0).random((2, 6, 3))
-    result = af.PromptAttention(values, "rollout", ("<s>", "ĠThe", "Ġkey", ",", "Ġof", "Ġoak"), ("a", "b"), (1, 2, 3), frozenset(["<s>"]))
+    result = af.PromptAttention(
+        values,
+        "rollout",
+        ("<s>", "ĠThe", "Ġkey", ",", "Ġof", "Ġoak"),
+        ("a", "b"),
+        (1, 2, 3),
+        frozenset(["<s>"]),
+    )
     filtered = result.filtered()
     assert filtered.prompt == ("Ġkey", "Ġoak")
     assert np.abs(filtered.values.sum(axis=1) - 1).max() < 1e-12
-    assert np.abs(filtered.values[:, 0] / filtered.values[:, 1] - values[:, 2] / values[:, 5]).max() < 1e-9
+    assert (
+        np.abs(filtered.values[:, 0] / filtered.values[:, 1] - values[:, 2] / values[:, 5]).max()
+        < 1e-9
+    )
     assert result.filtered(words=(), punctuation=False, special=False).prompt == result.prompt
     assert result.filtered(words=["key"], punctuation=False).prompt == ("ĠThe", ",", "Ġof", "Ġoak")
     with pytest.raises(af.OptionError, match="leave at least one prompt token"):
@@ -132,11 +156,20 @@ def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> No
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: story("llama", max_new_tokens=0), "max_new_tokens must be a whole number, at least 1; got 0"),
+        (
+            lambda: story("llama", max_new_tokens=0),
+            "max_new_tokens must be a whole number, at least 1; got 0",
+        ),
         (lambda: story("llama", num_beams=3), "num_beams must be 1; got 3"),
         (lambda: story("llama", num_return_sequences=2), "num_return_sequences must be 1; got 2"),
-        (lambda: story("llama", max_new_tokens=35), "at most 40 tokens; got a prompt of 6 and max_new_tokens=35"),
-        (lambda: af.generate(build("bert"), PROMPT), "generate needs a causal LM; BertModel is for encoder"),
+        (
+            lambda: story("llama", max_new_tokens=35),
+            "at most 40 tokens; got a prompt of 6 and max_new_tokens=35",
+        ),
+        (
+            lambda: af.generate(build("bert"), PROMPT),
+            "generate needs a causal LM; BertModel is for encoder",
+        ),
         (lambda: story("llama", "a text"), "no tokenizer"),
         (lambda: story("llama", nonsense=3), "cannot generate with .*nonsense"),
         (lambda: story("llama", [{"role": "user", "content": "hello"}]), "chat template"),

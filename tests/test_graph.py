@@ -90,9 +90,14 @@ def test_what_was_given_is_not_changed() -> None:
     assert (mine == before).all()
 
 
-@pytest.mark.parametrize(("precision", "off", "fits"), [("f8", 9e-7, True), ("f8", 2e-6, False), ("f4", 9e-5, True), ("f4", 2e-4, False)])
+@pytest.mark.parametrize(
+    ("precision", "off", "fits"),
+    [("f8", 9e-7, True), ("f8", 2e-6, False), ("f4", 9e-5, True), ("f4", 2e-4, False)],
+)
 @pytest.mark.parametrize("of", [af.Attention, af.AttentionGraph])
-def test_rows_may_be_off_by_their_precision_only(of: Any, precision: str, off: float, fits: bool) -> None:
+def test_rows_may_be_off_by_their_precision_only(
+    of: Any, precision: str, off: float, fits: bool
+) -> None:
     weights = (heads(kind="flat")[:, 0] * (1 + off)).astype(precision)
     if fits:
         assert np.abs(of(weights).weights.sum(axis=-1) - 1).max() < 1e-6
@@ -104,7 +109,12 @@ def test_rows_may_be_off_by_their_precision_only(of: Any, precision: str, off: f
 def test_a_graph_of_float32_or_of_tensors_is_exact_too() -> None:
     """Rows of float32 sum to 1 only nearly; in a graph they do so in float64, or flow through many layers would drift."""
     weights = np.full((9, 8, 8), 1 / 8, np.float32)
-    weights[8], weights[7], weights[6], weights[5] = np.eye(8), (1 - 9e-7) / 8, (1 + 9.5e-7) / 8, (1 + 9.5e-7) / 8
+    weights[8], weights[7], weights[6], weights[5] = (
+        np.eye(8),
+        (1 - 9e-7) / 8,
+        (1 + 9.5e-7) / 8,
+        (1 + 9.5e-7) / 8,
+    )
     graph = af.AttentionGraph(weights, residual=0)
     assert np.abs(graph.edges.sum(axis=-1) - 1).max() < 1e-14
     with pytest.warns(af.SaturationWarning):
@@ -141,13 +151,20 @@ def test_a_row_that_min_leaves_empty_looks_at_itself() -> None:
 def test_residual_is_mixed_in_by_the_formula() -> None:
     for residual in (0.0, 0.3, 0.5):
         graph = af.Attention(WEIGHTS).graph(residual=residual)
-        assert np.abs(graph.edges - ((1 - residual) * WEIGHTS.mean(axis=1) + residual * np.eye(5))).max() < 1e-15
+        assert (
+            np.abs(
+                graph.edges - ((1 - residual) * WEIGHTS.mean(axis=1) + residual * np.eye(5))
+            ).max()
+            < 1e-15
+        )
 
 
 def test_top_head_ends_the_graph_with_one_head_over_averaged_layers() -> None:
     graph = af.Attention(WEIGHTS).graph(top_head=(2, 3), residual=0.4)
     assert graph.depth == 2
-    direct = (0.6 * WEIGHTS[1, 3] + 0.4 * np.eye(5)) @ (0.6 * WEIGHTS[0].mean(axis=0) + 0.4 * np.eye(5))
+    direct = (0.6 * WEIGHTS[1, 3] + 0.4 * np.eye(5)) @ (
+        0.6 * WEIGHTS[0].mean(axis=0) + 0.4 * np.eye(5)
+    )
     assert np.abs(af.rollout(graph).values[-1] - direct).max() < 1e-14
     assert np.abs(af.raw(graph).at(1, layer=2) - WEIGHTS[1, 3, 1]).max() < 1e-15
 
@@ -156,7 +173,11 @@ def test_without_takes_a_position_out_before_the_residual() -> None:
     """Three tokens, worked by hand: token 0 leaves, row 1 was (0.5, 0.1, 0.4), row 2 looked at nothing else."""
     weights = np.array([[[0.2, 0.4, 0.4], [0.5, 0.1, 0.4], [1.0, 0.0, 0.0]]])
     graph = af.Attention(weights, tokens=["a", "b", "c"]).graph(without=[0])
-    assert np.allclose(graph.edges[0], [[0.0, 0.0, 0.0], [0.0, 0.5 + 0.5 * 0.2, 0.5 * 0.8], [0.0, 0.0, 1.0]], atol=1e-15)
+    assert np.allclose(
+        graph.edges[0],
+        [[0.0, 0.0, 0.0], [0.0, 0.5 + 0.5 * 0.2, 0.5 * 0.8], [0.0, 0.0, 1.0]],
+        atol=1e-15,
+    )
     rolled = af.rollout(graph)
     assert rolled.positions == (1, 2)
     assert rolled.tokens == ("a", "b", "c")  # positions keep their numbers
@@ -200,11 +221,15 @@ def test_windows_are_one_for_all_or_one_a_layer() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(any_attention(), st.data())
-def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, weights: Floats, data: st.DataObject) -> None:
+def test_what_is_saved_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, weights: Floats, data: st.DataObject
+) -> None:
     path = tmp_path_factory.mktemp("saved") / "weights.npz"
     size = weights.shape[-1]
     tokens = data.draw(st.none() | st.lists(st.text(), min_size=size, max_size=size))
-    words = data.draw(st.none() | st.lists(st.none() | st.integers(0, 5), min_size=size, max_size=size))
+    words = data.draw(
+        st.none() | st.lists(st.none() | st.integers(0, 5), min_size=size, max_size=size)
+    )
     precision = data.draw(st.sampled_from([np.float32, np.float64]))
     first = af.Attention(weights.astype(precision), tokens=tokens, words=words)
     first.save(path)
@@ -227,12 +252,16 @@ def test_plain_arrays_and_foreign_npz_files_load(tmp_path: Path) -> None:
     np.save(tmp_path / "plain.npy", WEIGHTS)
     np.savez(tmp_path / "one.npz", attentions=WEIGHTS)
     np.savez(tmp_path / "named.npz", weights=WEIGHTS, tokens=np.array(list("abcde")))
-    assert (af.Attention.load(tmp_path / "plain.npy").weights == af.Attention(WEIGHTS).weights).all()
+    assert (
+        af.Attention.load(tmp_path / "plain.npy").weights == af.Attention(WEIGHTS).weights
+    ).all()
     assert (af.Attention.load(tmp_path / "one.npz").weights == af.Attention(WEIGHTS).weights).all()
     assert af.Attention.load(tmp_path / "named.npz").tokens == tuple("abcde")
 
 
-def test_saving_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_leaves_the_old_file_when_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "weights.npz"
     af.Attention(WEIGHTS).save(path)
     before = path.read_bytes()
@@ -258,9 +287,18 @@ def changed(place: tuple[int, ...], value: float) -> Floats:
 
 
 BAD_WEIGHTS: list[tuple[Any, str]] = [
-    (changed((1, 2, 3, 4), np.nan), "finite and not negative; got nan at layer 2, head 2, query 3, key 4"),
-    (changed((0, 0, 0, 0), np.inf), "finite and not negative; got inf at layer 1, head 0, query 0, key 0"),
-    (changed((2, 3, 4, 0), -0.5), "finite and not negative; got -0.5 at layer 3, head 3, query 4, key 0"),
+    (
+        changed((1, 2, 3, 4), np.nan),
+        "finite and not negative; got nan at layer 2, head 2, query 3, key 4",
+    ),
+    (
+        changed((0, 0, 0, 0), np.inf),
+        "finite and not negative; got inf at layer 1, head 0, query 0, key 0",
+    ),
+    (
+        changed((2, 3, 4, 0), -0.5),
+        "finite and not negative; got -0.5 at layer 3, head 3, query 4, key 0",
+    ),
     (WEIGHTS * 2, "layer 1, head 0, query 0 sums to 2 "),
     (np.zeros((1, 3, 3)), "sums to 0 "),
     (WEIGHTS[..., :4], "square"),
@@ -297,7 +335,10 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS, tokens=["a"]), "tokens must name each of 5 positions; got 1"),
     (lambda: af.Attention(WEIGHTS, tokens="abcde"), "got one string"),
     (lambda: af.Attention(WEIGHTS, words=[0, 1]), "words must give"),
-    (lambda: af.Attention(WEIGHTS, words=[0, 1, 2, 3, 1.7]), "words must be whole numbers; got 1.7"),  # type: ignore[list-item]
+    (
+        lambda: af.Attention(WEIGHTS, words=[0, 1, 2, 3, 1.7]),  # type: ignore[list-item]
+        "words must be whole numbers; got 1.7",
+    ),
     (lambda: af.Attention(WEIGHTS, words=[0, 1, 2, 3, 2**80]), "words must be whole numbers"),
     (lambda: af.Attention(WEIGHTS, words=5), "words must be a list"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS, tokens=5), "tokens must be a list"),  # type: ignore[arg-type]
@@ -312,25 +353,40 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS).graph(residual=0.5 + 3j), "residual must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS).graph(residual=np.full((20, 20), 0.5)), "residual must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS).graph(heads=np.array([1, 2])), "heads must be a name"),  # type: ignore[arg-type]
-    (lambda: af.Attention(WEIGHTS).graph(heads=lambda weights: weights[0]), "called as f.weights, axis=0."),
+    (
+        lambda: af.Attention(WEIGHTS).graph(heads=lambda weights: weights[0]),
+        "called as f.weights, axis=0.",
+    ),
     (lambda: af.Attention(WEIGHTS, window=0), "a window must be"),
     (lambda: af.Attention(WEIGHTS, window=[1]), "one a layer"),
     (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
     (lambda: af.Attention(WEIGHTS, sink=np.zeros(3)), "sink must have shape"),
     (lambda: af.AttentionGraph(WEIGHTS), "3 axes"),
-    (lambda: af.AttentionGraph(WEIGHTS[:, 0], layer_names=("a",)), "layer_names must name each of 3"),
+    (
+        lambda: af.AttentionGraph(WEIGHTS[:, 0], layer_names=("a",)),
+        "layer_names must name each of 3",
+    ),
     (lambda: af.Attention(WEIGHTS).graph(residual=1.0), "residual must be a number from 0"),
     (lambda: af.Attention(WEIGHTS).graph(residual=-0.1), "residual must be"),
     (lambda: af.Attention(WEIGHTS).graph(residual=float("nan")), "residual must be"),
-    (lambda: af.Attention(WEIGHTS).graph(heads="median"), "unknown head fusion 'median'; choose from mean, max, min"),
+    (
+        lambda: af.Attention(WEIGHTS).graph(heads="median"),
+        "unknown head fusion 'median'; choose from mean, max, min",
+    ),
     (lambda: af.Attention(WEIGHTS).graph(heads=4), "from 0 to 3; got 4"),
     (lambda: af.Attention(WEIGHTS).graph(heads=-1), "from 0 to 3; got -1"),
     (
         lambda: af.Attention(WEIGHTS).graph(heads=1.5),  # type: ignore[arg-type]
         "heads must be a name, a head's number or a function; got 1.5",
     ),
-    (lambda: af.Attention(WEIGHTS).graph(heads=lambda weights, axis: weights), "a head fusion must turn"),
-    (lambda: af.Attention(WEIGHTS).graph(top_head=(4, 0)), "layer of top_head must be from 1 to 3; got 4"),
+    (
+        lambda: af.Attention(WEIGHTS).graph(heads=lambda weights, axis: weights),
+        "a head fusion must turn",
+    ),
+    (
+        lambda: af.Attention(WEIGHTS).graph(top_head=(4, 0)),
+        "layer of top_head must be from 1 to 3; got 4",
+    ),
     (lambda: af.Attention(WEIGHTS).graph(top_head=(1, 9)), "from 0 to 3; got 9"),
     (
         lambda: af.Attention(WEIGHTS).graph(top_head=3),  # type: ignore[arg-type]
@@ -356,7 +412,9 @@ def test_bad_options_get_one_clear_line(call: Any, message: str) -> None:
 def test_slabs_of_layers_change_nothing(fusion: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(4), size=(7, 2, 4)).astype(np.float32)
     whole = af.Attention(weights).graph(heads=fusion).edges
-    monkeypatch.setattr(graph, "SLAB", 2 * weights[0].size)  # two layers at a time, and one left over
+    monkeypatch.setattr(
+        graph, "SLAB", 2 * weights[0].size
+    )  # two layers at a time, and one left over
     np.testing.assert_array_equal(af.Attention(weights).graph(heads=fusion).edges, whole)
     weights[4, 1, 2, 3] = -1
     with pytest.raises(af.WeightsError, match=r"got -1\.0 at layer 5, head 1, query 2, key 3"):

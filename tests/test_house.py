@@ -13,7 +13,18 @@ from attnflow import progress
 
 SOURCE = Path(af.__file__).parent
 ROOT = Path(__file__).parent.parent
-HEAVY = ["torch", "transformers", "numba", "scipy.stats", "matplotlib", "pandas", "pyarrow", "ray", "rich", "typer"]
+HEAVY = [
+    "torch",
+    "transformers",
+    "numba",
+    "scipy.stats",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "ray",
+    "rich",
+    "typer",
+]
 # from top to bottom; a file imports only from files above it
 HOUSE = [
     "errors",
@@ -77,19 +88,32 @@ PAPER = [
 
 def test_import_attnflow_loads_nothing_heavy() -> None:
     program = f"import sys, attnflow; print([name for name in {HEAVY} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def imported_by(path: Path, package: str = "attnflow") -> set[str]:
     """What a file imports from a package of ours, at its top or inside functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}."):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith(f"{package}.")
+        ):
             names.add(node.module.removeprefix(f"{package}.").split(".")[0])
         elif isinstance(node, ast.ImportFrom) and node.module == package:
             names |= {alias.name for alias in node.names if alias.name in HOUSE + PAPER}
         elif isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith(f"{package}.")}
+            names |= {
+                alias.name.split(".")[1]
+                for alias in node.names
+                if alias.name.startswith(f"{package}.")
+            }
     return names
 
 
@@ -108,14 +132,27 @@ def test_the_files_of_the_paper_have_their_order_too() -> None:
     assert sorted(files) == sorted(PAPER)
     for name, path in files.items():
         assert all(HOUSE.index(other) <= HOUSE.index("paper") for other in imported_by(path))
-        assert all(PAPER.index(other) < PAPER.index(name) for other in imported_by(path, "attnflow.paper"))
+        assert all(
+            PAPER.index(other) < PAPER.index(name) for other in imported_by(path, "attnflow.paper")
+        )
 
 
 def test_the_kernels_know_numpy_and_numba_only() -> None:
     tree = ast.parse((SOURCE / "maxflow.py").read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert {str(module).split(".")[0] for module in modules} == {"collections", "typing", "numpy", "numba", "llvmlite"}
+    modules |= {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert {str(module).split(".")[0] for module in modules} == {
+        "collections",
+        "typing",
+        "numpy",
+        "numba",
+        "llvmlite",
+    }
 
 
 def test_a_missing_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,13 +177,38 @@ def test_what_ships_is_typed_and_has_its_model() -> None:
 
 
 def test_every_public_function_has_a_runnable_example() -> None:
-    functions = [af.raw, af.rollout, af.flow, af.max_flow, af.capture, af.record, af.generate, af.load]
-    functions += [af.blank_out, af.input_gradient, af.evaluate, af.explain, af.explain_corpus, af.read_corpus]
-    for function in (*functions, af.Attention, af.AttentionGraph, af.TokenAttention, af.Model, af.Attention.graph):
+    functions = [
+        af.raw,
+        af.rollout,
+        af.flow,
+        af.max_flow,
+        af.capture,
+        af.record,
+        af.generate,
+        af.load,
+    ]
+    functions += [
+        af.blank_out,
+        af.input_gradient,
+        af.evaluate,
+        af.explain,
+        af.explain_corpus,
+        af.read_corpus,
+    ]
+    for function in (
+        *functions,
+        af.Attention,
+        af.AttentionGraph,
+        af.TokenAttention,
+        af.Model,
+        af.Attention.graph,
+    ):
         assert ">>>" in (function.__doc__ or ""), function
 
 
-def test_a_progress_bar_shows_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_shows_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     with progress.progress_bar("quiet") as tick:
         tick(1, 2)

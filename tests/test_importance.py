@@ -23,7 +23,11 @@ MODELS = {
 
 
 def model_of(name: str) -> af.Model:
-    return af.load("verb-number") if name == "bundled" else af.Model(build(MODELS[name][0]), word_tokenizer())
+    return (
+        af.load("verb-number")
+        if name == "bundled"
+        else af.Model(build(MODELS[name][0]), word_tokenizer())
+    )
 
 
 def number_of(model: af.Model, target: str) -> int:
@@ -31,10 +35,14 @@ def number_of(model: af.Model, target: str) -> int:
     return int(target) if target.isdecimal() else model.target(target)
 
 
-def probability(model: af.Model, ids: tuple[int, ...], at: int, target: int, mask: list[int] | None = None) -> float:
+def probability(
+    model: af.Model, ids: tuple[int, ...], at: int, target: int, mask: list[int] | None = None
+) -> float:
     """The target's probability at a position, by one plain forward pass on one sequence."""
     with torch.no_grad():
-        output = model.model(input_ids=torch.tensor([ids]), attention_mask=torch.tensor([mask or [1] * len(ids)])).logits[0]
+        output = model.model(
+            input_ids=torch.tensor([ids]), attention_mask=torch.tensor([mask or [1] * len(ids)])
+        ).logits[0]
     row = output if output.ndim == 1 else output[at]
     return float(row.double().softmax(-1)[target])
 
@@ -94,7 +102,9 @@ def test_input_gradients_equal_finite_differences(name: str, of: str) -> None:
         mine = gradient_of(model, text, of)
     finally:
         model.model.float()
-    np.testing.assert_allclose(mine[:, :12], gradient[:, :12], atol=1e-3 * np.abs(mine).max(), rtol=1e-2)
+    np.testing.assert_allclose(
+        mine[:, :12], gradient[:, :12], atol=1e-3 * np.abs(mine).max(), rtol=1e-2
+    )
 
 
 def gradient_of(model: af.Model, text: str, of: str) -> np.ndarray[Any, Any]:
@@ -127,7 +137,9 @@ def test_the_sum_of_a_gradient_is_zero_where_a_layer_norm_reads_the_embedding() 
         assert found.values.max() < 1e-4 * af.input_gradient(model, "the key").values.max()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert af.input_gradient(af.Model(build("llama")), [5, 6, 7], reduce="sum").values.min() > 0  # an RMS norm sees the sum
+        assert (
+            af.input_gradient(af.Model(build("llama")), [5, 6, 7], reduce="sum").values.min() > 0
+        )  # an RMS norm sees the sum
 
 
 @pytest.mark.parametrize("method", [af.blank_out, af.input_gradient])
@@ -151,7 +163,9 @@ def test_the_model_is_left_as_it_was() -> None:
     assert [module.training for module in model.model.modules()] == before
     assert all(parameter.grad is None for parameter in model.model.parameters())
     assert not model.model.get_input_embeddings()._forward_hooks
-    np.testing.assert_array_equal(found[0].values, af.blank_out(model, TEXT).values)  # dropout would show
+    np.testing.assert_array_equal(
+        found[0].values, af.blank_out(model, TEXT).values
+    )  # dropout would show
     with torch.no_grad():
         np.testing.assert_array_equal(found[1].values, af.input_gradient(model, TEXT).values)
 
@@ -169,7 +183,14 @@ def test_what_replaces_a_token() -> None:
 
 
 def test_importance_by_word_and_its_top() -> None:
-    found = af.Importance(np.array([0.1, 0.2, 0.3]), "blank_out", ("[CLS]", "cabi", "##nets"), "singular", 0.9, (None, 0, 0))
+    found = af.Importance(
+        np.array([0.1, 0.2, 0.3]),
+        "blank_out",
+        ("[CLS]", "cabi", "##nets"),
+        "singular",
+        0.9,
+        (None, 0, 0),
+    )
     assert found.top(1) == [(2, "##nets", 0.3)]
     assert found.by_word().tokens == ("[CLS]", "cabinets")
     np.testing.assert_allclose(found.by_word(), [0.1, 0.5])
@@ -180,15 +201,25 @@ def test_targets_of_language_models_are_tokens() -> None:
     model = af.Model(build("modernbert"), word_tokenizer())
     found = af.blank_out(model, "the [MASK] to cabinets", "key")
     assert found.target == "key"
-    assert found.probability == pytest.approx(af.input_gradient(model, "the [MASK] to cabinets", 6).probability)
+    assert found.probability == pytest.approx(
+        af.input_gradient(model, "the [MASK] to cabinets", 6).probability
+    )
 
 
 def one_class() -> af.Model:
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 60}
-    return af.Model(BertForSequenceClassification(BertConfig(**sizes, num_labels=1)).eval(), word_tokenizer())
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+        "vocab_size": 60,
+    }
+    return af.Model(
+        BertForSequenceClassification(BertConfig(**sizes, num_labels=1)).eval(), word_tokenizer()
+    )
 
 
 def test_a_model_with_one_output_is_watched_by_its_sigmoid() -> None:
@@ -206,10 +237,16 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, pad_token_id=padding, num_labels=3)
-    model = af.Model(GPT2ForSequenceClassification(config).eval(), word_tokenizer())  # the tokenizer's padding is another one
+    config = GPT2Config(
+        vocab_size=60, n_embd=16, n_layer=2, n_head=2, pad_token_id=padding, num_labels=3
+    )
+    model = af.Model(
+        GPT2ForSequenceClassification(config).eval(), word_tokenizer()
+    )  # the tokenizer's padding is another one
     texts = ["the key", "the lost key is here"]
-    for text, found, (label, chance) in zip(texts, af.blank_out(model, texts), model.predict(texts), strict=True):
+    for text, found, (label, chance) in zip(
+        texts, af.blank_out(model, texts), model.predict(texts), strict=True
+    ):
         ids = model.encode(text).ids
         with torch.no_grad():
             before = model.model(input_ids=torch.tensor([ids])).logits[0].double().softmax(-1)
@@ -217,37 +254,76 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
         assert (label, found.target) == (f"LABEL_{target}",) * 2
         assert found.probability == pytest.approx(float(before[target]), abs=1e-6)
         assert chance == pytest.approx(found.probability, abs=1e-6)
-        expected = [abs(probability(model, (*ids[:n], 0, *ids[n + 1 :]), 0, target) - float(before[target])) for n in range(len(ids))]
+        expected = [
+            abs(probability(model, (*ids[:n], 0, *ids[n + 1 :]), 0, target) - float(before[target]))
+            for n in range(len(ids))
+        ]
         np.testing.assert_allclose(found.values, expected, atol=1e-6)
         np.testing.assert_allclose(
-            af.input_gradient(model, texts)[texts.index(text)].values, af.input_gradient(model, text).values, atol=1e-6
+            af.input_gradient(model, texts)[texts.index(text)].values,
+            af.input_gradient(model, text).values,
+            atol=1e-6,
         )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: af.blank_out(m, TEXT, "dual"), "unknown target 'dual'; choose from singular, plural"),
+        (
+            lambda m: af.blank_out(m, TEXT, "dual"),
+            "unknown target 'dual'; choose from singular, plural",
+        ),
         (lambda m: af.blank_out(m, TEXT, 2), "target must be from 0 to 1 for VerbNumber; got 2"),
-        (lambda m: af.input_gradient(m, TEXT, -1), "target must be from 0 to 1 for VerbNumber; got -1"),
+        (
+            lambda m: af.input_gradient(m, TEXT, -1),
+            "target must be from 0 to 1 for VerbNumber; got -1",
+        ),
         (lambda m: af.blank_out(m, TEXT, 0.5), "target must be whole numbers; got 0.5"),
         (lambda m: af.blank_out(m, TEXT, True), "target must be whole numbers; got True"),
-        (lambda m: af.blank_out(m, (TEXT, TEXT)), "several texts must be a list of them; got tuple"),
-        (lambda m: af.blank_out(m, TEXT, replacement=3.5), "replacement must be whole numbers; got 3.5"),  # type: ignore[arg-type]
-        (lambda m: af.blank_out(m, [TEXT], [0, 1]), "targets must be one for all inputs or one for each; got 2 for 1 inputs"),
-        (lambda m: af.blank_out(m, TEXT, replacement="zorb"), "replacement must be a token of the model's vocabulary"),
+        (
+            lambda m: af.blank_out(m, (TEXT, TEXT)),
+            "several texts must be a list of them; got tuple",
+        ),
+        (
+            lambda m: af.blank_out(m, TEXT, replacement=3.5),  # type: ignore[arg-type]
+            "replacement must be whole numbers; got 3.5",
+        ),
+        (
+            lambda m: af.blank_out(m, [TEXT], [0, 1]),
+            "targets must be one for all inputs or one for each; got 2 for 1 inputs",
+        ),
+        (
+            lambda m: af.blank_out(m, TEXT, replacement="zorb"),
+            "replacement must be a token of the model's vocabulary",
+        ),
         (lambda m: af.blank_out(m, TEXT, batch_tokens=0), "batch_tokens must be at least 1; got 0"),
         (lambda m: af.capture(m, TEXT, batch_tokens=-5), "batch_tokens must be at least 1; got -5"),
         (lambda m: af.blank_out(m, TEXT, replacement=10**9), "an id from 0 to"),
-        (lambda m: af.input_gradient(m, TEXT, of="loss"), "unknown of='loss'; choose from probability, logit"),
-        (lambda m: af.input_gradient(m, TEXT, reduce="max"), "unknown reduce='max'; choose from sum, norm, times_input"),
+        (
+            lambda m: af.input_gradient(m, TEXT, of="loss"),
+            "unknown of='loss'; choose from probability, logit",
+        ),
+        (
+            lambda m: af.input_gradient(m, TEXT, reduce="max"),
+            "unknown reduce='max'; choose from sum, norm, times_input",
+        ),
         (lambda m: af.blank_out(m, "key " * 80), "this model takes at most 64 tokens; got 81"),
         (lambda m: af.blank_out(m, " "), "a text must not be empty"),
         (lambda m: af.blank_out(build("vit"), torch.zeros(3, 24, 24)), "not for images"),
         (lambda m: af.input_gradient(af.Model(build("t5")), [5, 6]), "not for encoder-decoders"),
         (lambda m: af.blank_out(build("bert"), [5, 6]), "BertModel has no head that predicts"),
-        (lambda m: af.blank_out(af.Model(build("modernbert"), word_tokenizer()), "the [MASK]", "the key"), "must be one token"),
-        (lambda m: af.blank_out(af.Model(build("modernbert"), word_tokenizer()), "the [MASK]", "zorb"), "unknown target 'zorb'"),
+        (
+            lambda m: af.blank_out(
+                af.Model(build("modernbert"), word_tokenizer()), "the [MASK]", "the key"
+            ),
+            "must be one token",
+        ),
+        (
+            lambda m: af.blank_out(
+                af.Model(build("modernbert"), word_tokenizer()), "the [MASK]", "zorb"
+            ),
+            "unknown target 'zorb'",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_line(call: Callable[[af.Model], Any], message: str) -> None:
@@ -260,7 +336,10 @@ def test_targets_may_be_numbers_of_numpy_and_torch_and_names_come_before_numbers
     model = af.load("verb-number")
     for target in (np.int64(1), torch.tensor(1).item(), "plural", "Plural", "1"):
         assert af.blank_out(model, TEXT, target).target == "plural"
-    assert [each.target for each in af.blank_out(model, [TEXT, TEXT], np.array([0, 1]))] == ["singular", "plural"]
+    assert [each.target for each in af.blank_out(model, [TEXT, TEXT], np.array([0, 1]))] == [
+        "singular",
+        "plural",
+    ]
     stars = build("distilbert")
     before, stars.config.id2label = stars.config.id2label, {0: "1", 1: "2"}
     try:
@@ -274,13 +353,27 @@ def test_the_position_that_is_read_is_the_focal_one() -> None:
 
     sizes = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2}
     tagger = af.Model(GPT2ForTokenClassification(GPT2Config(**sizes)))
-    assert (tagger.reads(tagger.encode([5, 6, 7])), af.explain([5, 6, 7], model=tagger).position) == (2, 2)
-    classifier = af.Model(GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=2, eos_token_id=2)))
+    assert (
+        tagger.reads(tagger.encode([5, 6, 7])),
+        af.explain([5, 6, 7], model=tagger).position,
+    ) == (2, 2)
+    classifier = af.Model(
+        GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=2, eos_token_id=2))
+    )
     found = af.explain([5, 6, 7, 2], model=classifier)
     assert found.position == 2  # what follows is padding, to this model
     assert found.importance["input_gradient"].values[3] == 0
-    alone = af.Model(GPT2ForSequenceClassification(GPT2Config(**sizes)))  # without padding it takes one sequence at a time
-    assert len(af.evaluate(alone, [[5, 6, 7, 9], [5, 9, 8]], methods=["raw"], against=["blank_out"]).examples) == 2
+    alone = af.Model(
+        GPT2ForSequenceClassification(GPT2Config(**sizes))
+    )  # without padding it takes one sequence at a time
+    assert (
+        len(
+            af.evaluate(
+                alone, [[5, 6, 7, 9], [5, 9, 8]], methods=["raw"], against=["blank_out"]
+            ).examples
+        )
+        == 2
+    )
 
 
 def test_gradients_are_computed_inside_inference_mode_and_warned_of_in_half_precision() -> None:

@@ -8,9 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow.flows import Problem, find_waist, flows_from, flows_of_all_layers, lower, outer_cuts, raise_, settle
+from attnflow.flows import (
+    Problem,
+    find_waist,
+    flows_from,
+    flows_of_all_layers,
+    lower,
+    outer_cuts,
+    raise_,
+    settle,
+)
 from attnflow.maxflow import bounds_from_below, one_flow, ways_of
-from tests.oracles import KINDS, Floats, Igraph, any_attention, attention, edges_of, rational_flow, real_attention
+from tests.oracles import (
+    KINDS,
+    Floats,
+    Igraph,
+    any_attention,
+    attention,
+    edges_of,
+    rational_flow,
+    real_attention,
+)
 
 EXACT = 1e-9
 SAME = 1e-12
@@ -22,7 +40,9 @@ def all_flows(edges: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("layers", "size"), [(1, 1), (1, 4), (4, 1), (2, 5), (3, 5), (4, 4), (7, 3)])
+@pytest.mark.parametrize(
+    ("layers", "size"), [(1, 1), (1, 4), (4, 1), (2, 5), (3, 5), (4, 4), (7, 3)]
+)
 @pytest.mark.parametrize("residual", [0.5, 0.0, 0.2])
 def test_flow_equals_rational_oracle(kind: str, layers: int, size: int, residual: float) -> None:
     edges = edges_of(attention(kind, layers, size, np.random.default_rng(layers + size)), residual)
@@ -34,7 +54,9 @@ def test_flow_equals_rational_oracle(kind: str, layers: int, size: int, residual
 
 @settings(max_examples=200, deadline=None)
 @given(any_attention(), st.sampled_from([0.0, 0.1, 0.5, 0.9]), st.data())
-def test_flow_of_mixed_layers_equals_rational_oracle(weights: Floats, residual: float, data: st.DataObject) -> None:
+def test_flow_of_mixed_layers_equals_rational_oracle(
+    weights: Floats, residual: float, data: st.DataObject
+) -> None:
     edges = edges_of(weights, residual)
     source, target = (data.draw(st.integers(0, len(edges[0]) - 1)) for _ in range(2))
     expected = rational_flow(edges, source, target)
@@ -66,7 +88,9 @@ def test_flow_equals_igraph_across_word_boundaries(kind: str, layers: int, size:
 
 @settings(max_examples=150, deadline=None)
 @given(any_attention(max_layers=6, max_size=8), st.sampled_from([0.0, 0.5]), st.data())
-def test_max_flow_keeps_capacity_and_conservation_and_equals_its_cut(weights: Floats, residual: float, data: st.DataObject) -> None:
+def test_max_flow_keeps_capacity_and_conservation_and_equals_its_cut(
+    weights: Floats, residual: float, data: st.DataObject
+) -> None:
     graph = af.AttentionGraph(weights, residual=residual)
     source, target = (data.draw(st.integers(0, graph.size - 1)) for _ in range(2))
     best = af.max_flow(graph, source=(graph.depth, source), target=(0, target))
@@ -76,7 +100,11 @@ def test_max_flow_keeps_capacity_and_conservation_and_equals_its_cut(weights: Fl
 @pytest.mark.parametrize(("name", "weights"), list(real_attention()))
 def test_max_flow_on_real_attention(name: str, weights: Floats) -> None:
     graph = af.AttentionGraph(weights)
-    flows = af.flow(graph, positions=[40], normalize=None, layers=[graph.depth]) if graph.causal else silent_flow(graph)
+    flows = (
+        af.flow(graph, positions=[40], normalize=None, layers=[graph.depth])
+        if graph.causal
+        else silent_flow(graph)
+    )
     for target in (0, 7, 39, 63):
         best = af.max_flow(graph, source=(12, 40), target=(0, target))
         check_flow(graph.edges, best, 40, target)
@@ -93,7 +121,9 @@ def check_flow(edges: Floats, best: af.MaxFlow, source: int, target: int) -> Non
     assert (flow >= -SAME).all()
     assert (flow <= edges + SAME).all()
     sent, received = flow.sum(axis=2), flow.sum(axis=1)  # [layer, query] and [layer, key]
-    assert np.abs(sent[:-1] - received[1:]).max(initial=0.0) < SAME  # what enters an inner node leaves it
+    assert (
+        np.abs(sent[:-1] - received[1:]).max(initial=0.0) < SAME
+    )  # what enters an inner node leaves it
     assert np.abs(np.delete(sent[-1], source)).max(initial=0.0) == 0.0
     assert np.abs(np.delete(received[0], target)).max(initial=0.0) == 0.0
     assert abs(sent[-1, source] - best.value) < SAME
@@ -101,7 +131,9 @@ def check_flow(edges: Floats, best: af.MaxFlow, source: int, target: int) -> Non
     assert abs(best.cut_capacity - best.value) < SAME
     without_cut = edges.copy()
     for layer, query, key in best.cut:
-        assert abs(flow[layer - 1, query, key] - edges[layer - 1, query, key]) < SAME  # every edge of the cut is full
+        assert (
+            abs(flow[layer - 1, query, key] - edges[layer - 1, query, key]) < SAME
+        )  # every edge of the cut is full
         without_cut[layer - 1, query, key] = 0.0
     reached = np.eye(edges.shape[1])[source]
     for layer in without_cut[::-1]:
@@ -129,12 +161,19 @@ def test_outer_cuts_and_bounds_from_the_layer_below_hold(weights: Floats, residu
     every = flows_of_all_layers(edges, causal=bool(af.graph.is_causal(edges)))
     positions = np.arange(edges.shape[1])
     for layer in range(1, len(edges)):
-        cuts = outer_cuts(edges[layer], np.ascontiguousarray(edges[0].T), positions, bool(af.graph.is_causal(edges)))
+        cuts = outer_cuts(
+            edges[layer],
+            np.ascontiguousarray(edges[0].T),
+            positions,
+            bool(af.graph.is_causal(edges)),
+        )
         upper, least = cuts.copy(), np.empty_like(cuts)
         bounds_from_below(edges[layer], every[layer - 1], upper, least)
         assert (every[layer] <= upper + SAME).all()
         assert (every[layer] >= least - SAME).all()
-        assert (least >= edges[layer] @ every[layer - 1] - SAME).all()  # the knapsack is no worse than the plain product
+        assert (
+            least >= edges[layer] @ every[layer - 1] - SAME
+        ).all()  # the knapsack is no worse than the plain product
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,14 +188,18 @@ def test_a_target_that_every_source_saturates_stays_saturated(weights: Floats) -
 
 @settings(max_examples=80, deadline=None)
 @given(any_attention(max_layers=7, max_size=9), st.sampled_from([0.0, 0.5]))
-def test_flow_between_lowered_supply_and_raised_demand_is_a_lower_bound(weights: Floats, residual: float) -> None:
+def test_flow_between_lowered_supply_and_raised_demand_is_a_lower_bound(
+    weights: Floats, residual: float
+) -> None:
     edges = edges_of(weights, residual)
     if len(edges) < 5:
         return
     flows = all_flows(edges)
     inner = edges[1:-1]
     cuts = np.full(flows.shape, np.inf)
-    problem = Problem(edges[-1], np.ascontiguousarray(edges[0].T), inner, ways_of(inner), cuts, False)
+    problem = Problem(
+        edges[-1], np.ascontiguousarray(edges[0].T), inner, ways_of(inner), cuts, False
+    )
     for place in range(1, len(inner) - 1):
         waist = problem.waist(place)
         through = settle(waist, np.full(flows.shape, np.nan), 1, None)
@@ -179,7 +222,9 @@ def test_the_waist_of_a_deep_graph_is_found_and_changes_no_value() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(any_attention(max_layers=8, max_size=9), st.sampled_from([0.0, 0.5]), st.data())
-def test_a_value_is_the_same_alone_in_its_row_layer_and_all_layers(weights: Floats, residual: float, data: st.DataObject) -> None:
+def test_a_value_is_the_same_alone_in_its_row_layer_and_all_layers(
+    weights: Floats, residual: float, data: st.DataObject
+) -> None:
     graph = af.AttentionGraph(weights, residual=residual)
     source = data.draw(st.integers(0, graph.size - 1))
     with warnings.catch_warnings():
@@ -187,7 +232,10 @@ def test_a_value_is_the_same_alone_in_its_row_layer_and_all_layers(weights: Floa
         row = af.flow(graph, positions=[source], normalize=None).at(source)
         layer = af.flow(graph, normalize=None).at(source)
         every = af.flow(graph, layers=range(1, graph.depth + 1), normalize=None).at(source)
-    alone = [af.max_flow(graph, source=(graph.depth, source), target=(0, target)).value for target in range(graph.size)]
+    alone = [
+        af.max_flow(graph, source=(graph.depth, source), target=(0, target)).value
+        for target in range(graph.size)
+    ]
     for other in (layer, every, alone):
         assert np.abs(row - other).max() < SAME
 
@@ -198,17 +246,30 @@ def test_jobs_agree_on_real_attention(name: str, weights: Floats) -> None:
     causal = name == "smollm2"
     every = flows_of_all_layers(edges, causal=causal)
     for layer in (3, 5, 6, 9, 12):
-        assert np.abs(every[layer - 1] - flows_from(edges[:layer], np.arange(64), causal=causal)).max() < SAME
-        assert np.abs(every[layer - 1, [5, 50]] - flows_from(edges[:layer], np.array([5, 50]), causal=causal)).max() < SAME
+        assert (
+            np.abs(every[layer - 1] - flows_from(edges[:layer], np.arange(64), causal=causal)).max()
+            < SAME
+        )
+        assert (
+            np.abs(
+                every[layer - 1, [5, 50]]
+                - flows_from(edges[:layer], np.array([5, 50]), causal=causal)
+            ).max()
+            < SAME
+        )
 
 
 @pytest.mark.parametrize(("name", "weights"), list(real_attention()))
 @pytest.mark.parametrize("workers", [2, 3, 8])
-def test_bit_for_bit_the_same_for_any_number_of_workers(name: str, weights: Floats, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bit_for_bit_the_same_for_any_number_of_workers(
+    name: str, weights: Floats, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(af.flows, "BLOCK", 20_000)  # many blocks, so that threads do share the work
     edges = edges_of(weights[:7])
     alone = flows_from(edges, np.arange(64), causal=name == "smollm2")
-    assert (flows_from(edges, np.arange(64), causal=name == "smollm2", workers=workers) == alone).all()
+    assert (
+        flows_from(edges, np.arange(64), causal=name == "smollm2", workers=workers) == alone
+    ).all()
     every = flows_of_all_layers(edges, causal=name == "smollm2")
     assert (flows_of_all_layers(edges, causal=name == "smollm2", workers=workers) == every).all()
 
@@ -222,14 +283,19 @@ def test_bit_for_bit_the_same_for_any_memory_order() -> None:
         weights[:, :, :].copy(),
     ]
     for method in (af.raw, af.rollout, af.flow):
-        results = [method(af.Attention(order), layers=[5], normalize=None).values for order in orders]
+        results = [
+            method(af.Attention(order), layers=[5], normalize=None).values for order in orders
+        ]
         assert all((result == results[0]).all() for result in results)
 
 
 def test_permuting_tokens_permutes_flows() -> None:
     edges = edges_of(attention("peaky", 5, 30, np.random.default_rng(8)))
     order = np.random.default_rng(9).permutation(30)
-    assert np.abs(all_flows(edges[:, order][:, :, order]) - all_flows(edges)[order][:, order]).max() < SAME
+    assert (
+        np.abs(all_flows(edges[:, order][:, :, order]) - all_flows(edges)[order][:, order]).max()
+        < SAME
+    )
 
 
 def test_the_scratch_of_one_pair_does_not_leak_into_the_next() -> None:

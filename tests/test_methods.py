@@ -32,13 +32,17 @@ def test_rollout_is_the_product_and_its_rows_sum_to_one(weights: Floats, residua
 
 @settings(max_examples=100, deadline=None)
 @given(any_attention(max_layers=6), st.data())
-def test_a_few_rows_equal_the_same_rows_of_the_full_result(weights: Floats, data: st.DataObject) -> None:
+def test_a_few_rows_equal_the_same_rows_of_the_full_result(
+    weights: Floats, data: st.DataObject
+) -> None:
     graph = af.AttentionGraph(weights)
     bottom = data.draw(st.integers(0, graph.depth - 1))
     layers = data.draw(st.lists(st.integers(bottom + 1, graph.depth), min_size=1, max_size=4))
     positions = data.draw(st.lists(st.integers(0, graph.size - 1), min_size=1, max_size=3))
     for method in (af.rollout, af.flow):
-        full = method(graph, layers=range(bottom + 1, graph.depth + 1), bottom=bottom, normalize=None)
+        full = method(
+            graph, layers=range(bottom + 1, graph.depth + 1), bottom=bottom, normalize=None
+        )
         few = method(graph, layers=layers, positions=positions, bottom=bottom, normalize=None)
         assert few.values.shape == (len(layers), len(positions), graph.size)
         for layer in layers:
@@ -68,7 +72,10 @@ def test_from_any_layer_to_any_layer_below(upper: int, lower: int) -> None:
 def test_first_layer_of_rollout_and_flow_agree() -> None:
     for _, weights in real_attention():
         graph = af.AttentionGraph(weights)
-        assert np.abs(af.rollout(graph, layers=[1]).values - af.flow(graph, layers=[1]).values).max() < SAME
+        assert (
+            np.abs(af.rollout(graph, layers=[1]).values - af.flow(graph, layers=[1]).values).max()
+            < SAME
+        )
 
 
 def test_raw_is_the_weights_before_the_residual() -> None:
@@ -82,12 +89,20 @@ def test_permuting_tokens_permutes_every_method() -> None:
     order = np.array([3, 0, 5, 1, 4, 2])
     moved = af.AttentionGraph(WEIGHTS[:, order][:, :, order])
     for method in (af.raw, af.rollout, af.flow):
-        assert np.abs(method(moved, layers=[3]).values[0] - method(GRAPH, layers=[3]).values[0][order][:, order]).max() < SAME
+        assert (
+            np.abs(
+                method(moved, layers=[3]).values[0]
+                - method(GRAPH, layers=[3]).values[0][order][:, order]
+            ).max()
+            < SAME
+        )
 
 
 def test_methods_take_attention_arrays_and_graphs_alike() -> None:
     for method in af.METHODS.values():
-        results = [method(given, layers=[3]).values for given in (WEIGHTS, af.Attention(WEIGHTS), GRAPH)]
+        results = [
+            method(given, layers=[3]).values for given in (WEIGHTS, af.Attention(WEIGHTS), GRAPH)
+        ]
         assert all(np.abs(result - results[0]).max() < SAME for result in results)
 
 
@@ -106,7 +121,9 @@ def test_defaults_are_all_layers_for_raw_and_rollout_and_the_top_for_flow() -> N
 @pytest.mark.parametrize("window", [None, 2, 3])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("residual", [0.0, 0.5])
-def test_uniform_attention_comes_out_uniform_over_what_can_be_seen(method: str, window: int | None, causal: bool, residual: float) -> None:
+def test_uniform_attention_comes_out_uniform_over_what_can_be_seen(
+    method: str, window: int | None, causal: bool, residual: float
+) -> None:
     size, depth = 7, 3
     sees = np.tril(np.ones((size, size))) if causal else np.ones((size, size))
     if window is not None:
@@ -123,8 +140,15 @@ def test_receptive_field_of_three_tokens_and_two_layers_worked_by_hand() -> None
     """Causal; the last query looks at (0.2, 0.3, 0.5) in layer 2, where uniform attention looks at thirds; layer 1 is uniform."""
     uniform = np.array([[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]])
     top = np.array([[1, 0, 0], [1 / 2, 1 / 2, 0], [0.2, 0.3, 0.5]])
-    result = af.rollout(af.AttentionGraph(np.stack([uniform, top])), layers=[2], positions=[2], normalize="receptive_field")
-    below = np.array([[1, 0, 0], [0.25, 0.75, 0], [1 / 6, 1 / 6, 2 / 3]])  # half uniform, half identity
+    result = af.rollout(
+        af.AttentionGraph(np.stack([uniform, top])),
+        layers=[2],
+        positions=[2],
+        normalize="receptive_field",
+    )
+    below = np.array(
+        [[1, 0, 0], [0.25, 0.75, 0], [1 / 6, 1 / 6, 2 / 3]]
+    )  # half uniform, half identity
     mine = 0.1 * below[0] + 0.15 * below[1] + 0.75 * below[2]
     base = 1 / 6 * below[0] + 1 / 6 * below[1] + 2 / 3 * below[2]
     ratio = mine / base
@@ -136,10 +160,16 @@ def test_receptive_field_of_three_tokens_and_two_layers_worked_by_hand() -> None
 
 def test_receptive_field_changes_nothing_without_a_mask_when_attention_is_uniform() -> None:
     weights = np.full((3, 5, 5), 1 / 5)
-    assert np.abs(af.raw(weights, normalize="receptive_field").values - af.raw(weights).values).max() < SAME
+    assert (
+        np.abs(af.raw(weights, normalize="receptive_field").values - af.raw(weights).values).max()
+        < SAME
+    )
     graph = af.AttentionGraph(weights, residual=0.0)
     for method in (af.rollout, af.flow):
-        assert np.abs(method(graph, normalize="receptive_field").values - method(graph).values).max() < SAME
+        assert (
+            np.abs(method(graph, normalize="receptive_field").values - method(graph).values).max()
+            < SAME
+        )
 
 
 def test_receptive_field_keeps_positions_that_were_taken_out_at_zero() -> None:
@@ -190,7 +220,11 @@ def test_top_gives_the_strongest_keys_first() -> None:
 
 
 def test_by_word_sums_subwords_over_keys() -> None:
-    attended = af.Attention(WEIGHTS, tokens=["[CLS]", "un", "##believ", "##able", "Ġkeys", "[SEP]"], words=[None, 0, 0, 0, 1, None])
+    attended = af.Attention(
+        WEIGHTS,
+        tokens=["[CLS]", "un", "##believ", "##able", "Ġkeys", "[SEP]"],
+        words=[None, 0, 0, 0, 1, None],
+    )
     tokens, words = af.rollout(attended), af.rollout(attended).by_word()
     assert words.tokens == ("[CLS]", "unbelievable", "keys", "[SEP]")
     assert np.abs(words.at(2)[1] - tokens.at(2)[1:4].sum()) < SAME
@@ -220,9 +254,17 @@ def test_results_become_tables_and_files(tmp_path: Path) -> None:
 
 def test_numbers_may_be_numpys() -> None:
     expected = af.flow(GRAPH, layers=[3], positions=[2], normalize=None).values
-    given = af.flow(GRAPH, layers=np.array(3), positions=np.array([2]), normalize=None, workers=np.int64(2))  # type: ignore[arg-type]
+    given = af.flow(
+        GRAPH,
+        layers=np.array(3),
+        positions=np.array([2]),
+        normalize=None,
+        workers=np.int64(2),  # type: ignore[arg-type]
+    )
     assert (given.values == expected).all()
-    assert af.max_flow(GRAPH, source=np.array([3, 2]), target=(0, 1)).value == pytest.approx(expected[0, 0, 1])  # type: ignore[arg-type]
+    assert af.max_flow(GRAPH, source=np.array([3, 2]), target=(0, 1)).value == pytest.approx(  # type: ignore[arg-type]
+        expected[0, 0, 1]
+    )
 
 
 def test_what_was_taken_out_is_not_called_saturated() -> None:
@@ -236,7 +278,10 @@ def test_what_was_taken_out_is_not_called_saturated() -> None:
 
 def test_reprs_are_short() -> None:
     assert repr(GRAPH) == "<AttentionGraph: 4 layers, 6 positions, residual 0.5>"
-    assert repr(af.rollout(GRAPH)) == "<TokenAttention: rollout from layers 1..4 to layer 0, 6 positions, 6 keys>"
+    assert (
+        repr(af.rollout(GRAPH))
+        == "<TokenAttention: rollout from layers 1..4 to layer 0, 6 positions, 6 keys>"
+    )
     assert "limited by" in repr(af.max_flow(GRAPH, source=(4, 0), target=(0, 1)))
 
 
@@ -244,7 +289,10 @@ def test_reprs_are_short() -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    (lambda: af.rollout(GRAPH, layers=[2], bottom=2), r"bottom must be below every layer asked for; got bottom=2, layers=\[2\]"),
+    (
+        lambda: af.rollout(GRAPH, layers=[2], bottom=2),
+        r"bottom must be below every layer asked for; got bottom=2, layers=\[2\]",
+    ),
     (lambda: af.rollout(GRAPH, bottom=4), "bottom must be from 0 to 3; got 4"),
     (lambda: af.rollout(GRAPH, bottom=-1), "bottom must be from 0 to 3; got -1"),
     (lambda: af.raw(GRAPH, bottom=1), "takes no bottom"),
@@ -265,12 +313,23 @@ BAD: list[tuple[Any, str]] = [
     (lambda: af.flow(GRAPH, normalize="max"), "unknown normalize 'max'"),
     (lambda: af.flow(GRAPH, workers=0), "workers must be a whole number"),
     (lambda: af.max_flow(GRAPH, source=(2, 0), target=(2, 1)), "higher layer than the target"),
-    (lambda: af.max_flow(GRAPH, source=(9, 0), target=(0, 1)), "layer of source must be from 0 to 4; got 9"),
-    (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, 6)), "position of target must be from 0 to 5; got 6"),
+    (
+        lambda: af.max_flow(GRAPH, source=(9, 0), target=(0, 1)),
+        "layer of source must be from 0 to 4; got 9",
+    ),
+    (
+        lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, 6)),
+        "position of target must be from 0 to 5; got 6",
+    ),
     (lambda: af.max_flow(GRAPH, source=4, target=(0, 6)), "source must be a pair"),  # type: ignore[arg-type]
     (lambda: af.rollout(GRAPH).at(9), "position 9 was not computed"),
     (lambda: af.flow(GRAPH).at(0, layer=2), "layer 2 was not computed; this result has layers 4"),
-    (lambda: af.rollout(af.AttentionGraph(WEIGHTS, layer_names=tuple("abcd")), normalize="receptive_field"), "encoder-decoder"),
+    (
+        lambda: af.rollout(
+            af.AttentionGraph(WEIGHTS, layer_names=tuple("abcd")), normalize="receptive_field"
+        ),
+        "encoder-decoder",
+    ),
 ]
 
 

@@ -12,8 +12,14 @@ def test_the_tour_runs_and_shows_its_page_pictures_and_table() -> None:
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    shown = [set(output.data) for output in outputs if output.output_type in ("display_data", "execute_result")]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
+    shown = [
+        set(output.data)
+        for output in outputs
+        if output.output_type in ("display_data", "execute_result")
+    ]
     assert any("text/html" in kinds for kinds in shown)
     assert sum("image/png" in kinds for kinds in shown) == 4
     printed = "".join(output.text for output in outputs if output.output_type == "stream")

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::attnflow.SaturationWarning")]
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 ARGUMENTS += ["--disable-component-update", "--disable-sync"]
 CLOSE = 1e-3
 TEXT = "the key to the cabinets of the old house"
@@ -62,7 +68,12 @@ def small() -> af.Explanation:
 @pytest.fixture(scope="module")
 def story() -> af.Generation:
     """A tiny decoder with a tokenizer, random weights."""
-    return af.generate(af.Model(build("llama"), word_tokenizer()), "the key to the cabinets is", max_new_tokens=6, eos_token_id=None)  # type: ignore[no-any-return]
+    return af.generate(  # type: ignore[no-any-return]
+        af.Model(build("llama"), word_tokenizer()),
+        "the key to the cabinets is",
+        max_new_tokens=6,
+        eos_token_id=None,
+    )
 
 
 def explained(attention: af.Attention, position: int = 0, **options: Any) -> af.Explanation:
@@ -86,7 +97,9 @@ def explained(attention: af.Attention, position: int = 0, **options: Any) -> af.
     )
 
 
-def random_attention(depth: int, size: int, *, sharpness: float = 2.0, causal: bool = False) -> af.Attention:
+def random_attention(
+    depth: int, size: int, *, sharpness: float = 2.0, causal: bool = False
+) -> af.Attention:
     logits = sharpness * np.random.default_rng(0).normal(size=(depth, size, size))
     weights = np.tril(np.exp(logits)) if causal else np.exp(logits)
     return af.Attention(weights / weights.sum(axis=-1, keepdims=True), causal=causal)
@@ -121,7 +134,9 @@ def visit(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
     contexts = []
 
     def visit(html: str, *, width: int = 1100, scheme: Any = "light") -> "Page":
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
+        )
         contexts.append(context)
         address = (tmp_path / f"page{len(contexts)}.html").as_uri()
         (tmp_path / f"page{len(contexts)}.html").write_text(html, encoding="utf-8")
@@ -166,7 +181,9 @@ def table(tab: "Page", which: str = "methods-table") -> dict[str, list[float]]:
     head, *rows = tab.evaluate(read, which)
     columns = zip(*rows, strict=True)
     return {
-        name: [float("nan") if cell == "–" else float(cell) for cell in cells] if name != "token" else list(cells)
+        name: [float("nan") if cell == "–" else float(cell) for cell in cells]
+        if name != "token"
+        else list(cells)
         for name, cells in zip(head, columns, strict=True)
     }
 
@@ -212,7 +229,9 @@ def move_slider(tab: "Page", layer: int) -> None:
 # ---- what it shows --------------------------------------------------------------------------------------------------------------
 
 
-def test_tabs_and_slider_change_the_numbers_to_those_of_the_arrays(visit: Open, small: af.Explanation) -> None:
+def test_tabs_and_slider_change_the_numbers_to_those_of_the_arrays(
+    visit: Open, small: af.Explanation
+) -> None:
     tab = visit(explanation_page(small))
     assert tab.locator("h1").inner_text().startswith(small.prediction[0])  # type: ignore[index]
     assert tab.locator("#strips .token").all_inner_texts() == list(small.tokens)
@@ -221,7 +240,9 @@ def test_tabs_and_slider_change_the_numbers_to_those_of_the_arrays(visit: Open, 
         assert state(tab, "layer") == str(layer)
         shown = table(tab)
         for name, label in (("raw", "Raw"), ("rollout", "Rollout"), ("flow", "Flow")):
-            assert np.abs(shown[label] - small.methods[name].at(small.position, layer)).max() < CLOSE
+            assert (
+                np.abs(shown[label] - small.methods[name].at(small.position, layer)).max() < CLOSE
+            )
             tab.locator(f"#tab-{name}").click()
             assert state(tab, "method") == name
             check_numbers(tab, small.methods[name].at(small.position, layer))
@@ -238,17 +259,32 @@ def test_the_heat_maps_table_has_all_layers(visit: Open, small: af.Explanation) 
         tab.locator(f"#tab-{name}").click()
         shown = table(tab, "map-table")
         for layer in range(1, small.attention.depth + 1):
-            assert np.abs(shown[f"layer {layer}"] - small.methods[name].at(small.position, layer)).max() < CLOSE
+            assert (
+                np.abs(
+                    shown[f"layer {layer}"] - small.methods[name].at(small.position, layer)
+                ).max()
+                < CLOSE
+            )
 
 
 def test_side_by_side_shows_every_method(visit: Open, small: af.Explanation) -> None:
     tab = visit(explanation_page(small))
     tab.locator("#tab-all").click()
     assert tab.locator(".strip").count() == 5
-    assert list(table(tab)) == ["position", "token", "Raw", "Rollout", "Flow", "Blank-out", "Input gradient"]
+    assert list(table(tab)) == [
+        "position",
+        "token",
+        "Raw",
+        "Rollout",
+        "Flow",
+        "Blank-out",
+        "Input gradient",
+    ]
 
 
-def test_positions_are_chosen_by_select_click_and_keyboard(visit: Open, small: af.Explanation) -> None:
+def test_positions_are_chosen_by_select_click_and_keyboard(
+    visit: Open, small: af.Explanation
+) -> None:
     tab = visit(explanation_page(small))
     tab.locator("#position").select_option("3")
     check_numbers(tab, small.rollout.at(3))
@@ -269,16 +305,25 @@ def test_heads_are_shown_one_by_one(visit: Open, small: af.Explanation) -> None:
     for head in (0, 7):
         tab.locator("#head").select_option(str(head))
         move_slider(tab, 2)
-        assert np.abs(table(tab)[f"Raw (head {head})"] - small.attention.weights[1, head, small.position]).max() < CLOSE
+        assert (
+            np.abs(
+                table(tab)[f"Raw (head {head})"] - small.attention.weights[1, head, small.position]
+            ).max()
+            < CLOSE
+        )
     tab.locator("#head").select_option("mean")
     check_numbers(tab, small.raw.at(small.position, 2))
 
 
-def test_switches_take_the_colour_from_common_and_special_tokens(visit: Open, small: af.Explanation) -> None:
+def test_switches_take_the_colour_from_common_and_special_tokens(
+    visit: Open, small: af.Explanation
+) -> None:
     tab = visit(explanation_page(small))
     common = [place for place, token in enumerate(small.tokens) if token in ("the", "to", "of")]
     tab.locator("#common").click()
-    off = tab.evaluate("[...document.querySelectorAll('.token')].map((e, i) => e.style.background ? -1 : i).filter(i => i >= 0)")
+    off = tab.evaluate(
+        "[...document.querySelectorAll('.token')].map((e, i) => e.style.background ? -1 : i).filter(i => i >= 0)"
+    )
     assert off == common
     rest = [place for place in range(len(small.tokens)) if place not in common]
     assert np.abs(table(tab)["Rollout"] - small.rollout.at(small.position)[rest]).max() < CLOSE
@@ -288,7 +333,9 @@ def test_switches_take_the_colour_from_common_and_special_tokens(visit: Open, sm
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_on_every_colour_of_the_scale_has_contrast(visit: Open, real: af.Attention, scheme: str) -> None:
+def test_text_on_every_colour_of_the_scale_has_contrast(
+    visit: Open, real: af.Attention, scheme: str
+) -> None:
     tab = visit(explanation_page(explained(real)), scheme=scheme)
     tab.locator("#tab-all").click()
     read = "[...document.querySelectorAll('.token')].map(e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor])"
@@ -319,7 +366,9 @@ def test_saturated_flow_says_that_it_says_nothing(visit: Open) -> None:
 # ---- the graph ------------------------------------------------------------------------------------------------------------------
 
 
-def test_hovering_a_node_shows_its_numbers_and_a_click_pins_it(visit: Open, small: af.Explanation) -> None:
+def test_hovering_a_node_shows_its_numbers_and_a_click_pins_it(
+    visit: Open, small: af.Explanation
+) -> None:
     depth, size = small.attention.depth, small.attention.size
     tab = visit(explanation_page(small))
     assert tab.locator("#graph svg path").count() > 10
@@ -341,10 +390,16 @@ def test_hovering_a_node_shows_its_numbers_and_a_click_pins_it(visit: Open, smal
     assert state(tab, "focus") == "3,5"
     check_numbers(tab, small.rollout.at(5, 3))
     tab.keyboard.press("Escape")
-    assert (state(tab, "pinned"), state(tab, "layer"), state(tab, "position")) == ("false", str(depth), str(small.position))
+    assert (state(tab, "pinned"), state(tab, "layer"), state(tab, "position")) == (
+        "false",
+        str(depth),
+        str(small.position),
+    )
 
 
-def test_the_graph_is_usable_by_keyboard_and_says_what_it_shows(visit: Open, small: af.Explanation) -> None:
+def test_the_graph_is_usable_by_keyboard_and_says_what_it_shows(
+    visit: Open, small: af.Explanation
+) -> None:
     tab = visit(explanation_page(small))
     cursor = tab.locator("#cursor")
     cursor.focus()
@@ -354,7 +409,11 @@ def test_the_graph_is_usable_by_keyboard_and_says_what_it_shows(visit: Open, sma
     assert state(tab, "focus") == f"{layer},{position}"
     check_numbers(tab, small.rollout.at(position, layer))
     said = re.sub("[\u2068\u2069]", "", tab.locator("#live").inner_text())
-    assert said.startswith(f"layer {layer}, {small.tokens[position]}: {small.rollout.at(position, layer).max():.3f}"[:-1])
+    assert said.startswith(
+        f"layer {layer}, {small.tokens[position]}: {small.rollout.at(position, layer).max():.3f}"[
+            :-1
+        ]
+    )
     cursor.press("Enter")
     assert (state(tab, "pinned"), cursor.get_attribute("aria-pressed")) == ("true", "true")
     cursor.press("Escape")
@@ -388,8 +447,12 @@ def test_rollout_of_every_node_is_computed_in_the_page(visit: Open, sharpness: f
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("options", [{"residual": 0.2}, {"normalize": "receptive_field"}, {"normalize": None}], ids=str)
-def test_residual_and_normalisation_are_those_of_the_explanation(visit: Open, causal: bool, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"residual": 0.2}, {"normalize": "receptive_field"}, {"normalize": None}], ids=str
+)
+def test_residual_and_normalisation_are_those_of_the_explanation(
+    visit: Open, causal: bool, options: dict[str, Any]
+) -> None:
     found = explained(random_attention(4, 9, causal=causal), 8, **options)
     tab = visit(explanation_page(found))
     for position in (2, 8):
@@ -402,7 +465,10 @@ def test_residual_and_normalisation_are_those_of_the_explanation(visit: Open, ca
 def test_large_graphs_are_drawn_on_canvas_with_flow_for_one_position(visit: Open) -> None:
     found = explained(random_attention(6, 80))
     tab = visit(explanation_page(found))
-    assert (tab.locator("#graph canvas").count(), tab.locator("#graph svg").count()) == (2, 0)  # at rest, and what is lit
+    assert (tab.locator("#graph canvas").count(), tab.locator("#graph svg").count()) == (
+        2,
+        0,
+    )  # at rest, and what is lit
     picture = "() => document.querySelector('#graph canvas + canvas').toDataURL()"
     before = tab.evaluate(picture)
     tab.mouse.move(*node(tab, 4, 9, 6, 80))
@@ -420,7 +486,9 @@ def test_large_graphs_are_drawn_on_canvas_with_flow_for_one_position(visit: Open
     assert "Flow is given for position 0" in tab.locator("#note").inner_text()
 
 
-def test_a_page_without_the_graph_still_shows_its_position(visit: Open, small: af.Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_without_the_graph_still_shows_its_position(
+    visit: Open, small: af.Explanation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(page_module, "GRAPH_BYTES", 10)
     tab = visit(explanation_page(small))
     assert not tab.locator("#graph-section").is_visible()
@@ -456,11 +524,17 @@ def test_a_click_on_a_generated_token_colours_the_prompt(visit: Open, story: af.
     prompt, generated = tab.locator(".strip").all()
     assert prompt.locator(".token").all_inner_texts() == list(story.prompt)
     assert generated.locator(".token").all_inner_texts() == list(story.tokens)
-    results = {label: getattr(story, label.lower())().values for label in ("Raw", "Rollout", "Flow")}  # [generated, prompt, layer]
+    results = {
+        label: getattr(story, label.lower())().values for label in ("Raw", "Rollout", "Flow")
+    }  # [generated, prompt, layer]
     colours = set()
     for choice in (0, 3, 5):
         generated.locator(".token").nth(choice).click()
-        colours.add(tab.evaluate("[...document.querySelectorAll('.strip')[0].children].map(e => e.style.background).join()"))
+        colours.add(
+            tab.evaluate(
+                "[...document.querySelectorAll('.strip')[0].children].map(e => e.style.background).join()"
+            )
+        )
         for layer in (1, 3):
             move_slider(tab, layer)
             shown = table(tab)
@@ -472,7 +546,9 @@ def test_a_click_on_a_generated_token_colours_the_prompt(visit: Open, story: af.
     assert state(tab, "position") == str(story.size - 1 + 4)
 
 
-def test_the_heat_map_of_a_generation_turns_to_generated_tokens(visit: Open, story: af.Generation) -> None:
+def test_the_heat_map_of_a_generation_turns_to_generated_tokens(
+    visit: Open, story: af.Generation
+) -> None:
     tab = visit(generation_page(story))
     tab.locator("#rows").select_option("generated")
     tab.evaluate("document.getElementById('tables').open = true")
@@ -486,11 +562,15 @@ def test_common_words_of_a_prompt_can_be_switched_off(visit: Open, story: af.Gen
     tab.locator("#common").click()
     tab.locator("#special").click()
     kept = story.rollout().filtered().prompt
-    coloured = tab.evaluate("[...document.querySelectorAll('.strip')[0].children].filter(e => e.style.background).map(e => e.textContent)")
+    coloured = tab.evaluate(
+        "[...document.querySelectorAll('.strip')[0].children].filter(e => e.style.background).map(e => e.textContent)"
+    )
     assert coloured == list(kept)
 
 
-def test_the_graph_of_a_generation_reaches_the_positions_that_predicted(visit: Open, story: af.Generation) -> None:
+def test_the_graph_of_a_generation_reaches_the_positions_that_predicted(
+    visit: Open, story: af.Generation
+) -> None:
     size = story.attention.size
     tab = visit(generation_page(story))
     tab.mouse.move(*node(tab, 2, story.size + 1, 3, size))
@@ -506,19 +586,28 @@ def test_the_graph_of_a_generation_reaches_the_positions_that_predicted(visit: O
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["explanation", "generation"])
-def test_axe_finds_no_violation(visit: Open, small: af.Explanation, story: af.Generation, kind: str, scheme: str) -> None:
+def test_axe_finds_no_violation(
+    visit: Open, small: af.Explanation, story: af.Generation, kind: str, scheme: str
+) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    tab = visit(explanation_page(small) if kind == "explanation" else generation_page(story), scheme=scheme)
+    tab = visit(
+        explanation_page(small) if kind == "explanation" else generation_page(story), scheme=scheme
+    )
     table(tab)
     for method in ("rollout", "raw", "flow", "all"):
         tab.locator(f"#tab-{method}").click()
         found = Axe().run(tab)
-        assert [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found.response["violations"]] == []
+        assert [
+            (each["id"], [node["html"][:200] for node in each["nodes"]])
+            for each in found.response["violations"]
+        ] == []
 
 
 @pytest.mark.parametrize("kind", ["explanation", "generation", "long"])
-def test_a_phone_shows_it_all(visit: Open, small: af.Explanation, story: af.Generation, kind: str) -> None:
+def test_a_phone_shows_it_all(
+    visit: Open, small: af.Explanation, story: af.Generation, kind: str
+) -> None:
     make = {
         "explanation": lambda: explanation_page(small),
         "generation": lambda: generation_page(story),
@@ -541,14 +630,20 @@ def test_the_reader_chooses_the_colours(visit: Open, small: af.Explanation) -> N
 
 
 @pytest.mark.parametrize("kind", ["explanation", "generation"])
-def test_hostile_tokens_are_text_and_run_nothing(visit: Open, small: af.Explanation, story: af.Generation, kind: str) -> None:
+def test_hostile_tokens_are_text_and_run_nothing(
+    visit: Open, small: af.Explanation, story: af.Generation, kind: str
+) -> None:
     tokens = tuple(HOSTILE)
     if kind == "explanation":
         tokens = tokens[: len(small.tokens)]
-        html = explanation_page(replace(small, tokens=tokens, text=IMAGE, model=IMAGE, prediction=(IMAGE, 0.5)))
+        html = explanation_page(
+            replace(small, tokens=tokens, text=IMAGE, model=IMAGE, prediction=(IMAGE, 0.5))
+        )
     else:
         tokens = tokens[-story.size :]
-        html = generation_page(replace(story, prompt=tokens, tokens=tokens[: len(story.tokens)], text=IMAGE))
+        html = generation_page(
+            replace(story, prompt=tokens, tokens=tokens[: len(story.tokens)], text=IMAGE)
+        )
     for width in (1100, 360):
         tab = visit(html, width=width)
         table(tab)
@@ -577,7 +672,14 @@ def test_drawings_are_saved_as_png_and_svg(visit: Open, small: af.Explanation, f
         assert "שלום" in texts
         assert "two↵lines" in texts
         assert "</script><i…" in texts
-        assert {each.tag.split("}")[1] for each in root.iter()} <= {"svg", "title", "path", "circle", "rect", "text"}
+        assert {each.tag.split("}")[1] for each in root.iter()} <= {
+            "svg",
+            "title",
+            "path",
+            "circle",
+            "rect",
+            "text",
+        }
 
 
 def test_the_frame_of_a_notebook_works_and_saves(visit: Open, small: af.Explanation) -> None:

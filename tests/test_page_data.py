@@ -31,12 +31,16 @@ def random_generation(prompt: int = 5, new: int = 4, depth: int = 3) -> af.Gener
     attention = af.Attention(weights / weights.sum(axis=-1, keepdims=True), causal=True)
     words = ["the", "old", "harbour", ",", "and", "boats", "were", "waiting", "there", "."]
     tokens = [words[place % len(words)] for place in range(prompt + new)]
-    return af.Generation("boats", tuple(tokens[prompt:]), (0.5,) * new, tuple(tokens[:prompt]), attention)
+    return af.Generation(
+        "boats", tuple(tokens[prompt:]), (0.5,) * new, tuple(tokens[:prompt]), attention
+    )
 
 
 def data_of(html: str) -> dict[str, object]:
     """The data of a page, as a browser finds it."""
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    (found,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL
+    )
     return json.loads(found)  # type: ignore[no-any-return]
 
 
@@ -55,11 +59,19 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.references += [
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "srcset", "data", "action")
+        ]
 
 
 def test_the_page_is_one_small_file_without_outside_references() -> None:
-    assets = [each.read_text(encoding="utf-8") for each in (files("attnflow") / "page_assets").iterdir() if each.is_file()]
+    assets = [
+        each.read_text(encoding="utf-8")
+        for each in (files("attnflow") / "page_assets").iterdir()
+        if each.is_file()
+    ]
     assert sum(len(each.encode()) for each in assets) < 64_000
     html = explanation_page(explained())
     outline = Outline()
@@ -71,10 +83,15 @@ def test_the_page_is_one_small_file_without_outside_references() -> None:
     assert "default-src 'none'" in html
 
 
-@pytest.mark.parametrize("text", [HOSTILE, "<!--<script>", "a & b", "\u2028\u2029", "\ud800", "{{css}}{{js}}{{data}}", "\0\n\t"])
+@pytest.mark.parametrize(
+    "text",
+    [HOSTILE, "<!--<script>", "a & b", "\u2028\u2029", "\ud800", "{{css}}{{js}}{{data}}", "\0\n\t"],
+)
 def test_no_text_leaves_the_data(text: str) -> None:
     found = explained()
-    html = explanation_page(replace(found, tokens=(text,) * 6, text=text, model=text, prediction=(text, 0.5)))
+    html = explanation_page(
+        replace(found, tokens=(text,) * 6, text=text, model=text, prediction=(text, 0.5))
+    )
     outline, plain = Outline(), Outline()
     outline.feed(html)
     plain.feed(explanation_page(found))
@@ -86,7 +103,9 @@ def test_no_text_leaves_the_data(text: str) -> None:
 
 
 def test_json_holds_nothing_that_ends_a_script() -> None:
-    assert re.fullmatch(r"[^<>&\u2028\u2029]*", as_json({"tokens": [HOSTILE, "\u2028", "&lt;", "<!--"]}))
+    assert re.fullmatch(
+        r"[^<>&\u2028\u2029]*", as_json({"tokens": [HOSTILE, "\u2028", "&lt;", "<!--"]})
+    )
 
 
 def test_the_packed_graph_is_the_graph_to_16_bits() -> None:
@@ -113,14 +132,19 @@ def test_heads_come_only_where_they_were_captured_and_fit(monkeypatch: pytest.Mo
     assert "heads are too large" in str(data["notes"])
 
 
-def test_a_graph_that_is_too_large_leaves_the_rows_of_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_is_too_large_leaves_the_rows_of_the_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(page, "GRAPH_BYTES", 10)
     found = explained()
     data = data_of(explanation_page(found))
     assert "weights" not in data
     rows = data["rows"]["rollout"]  # type: ignore[index]
     assert rows["positions"] == [found.position]
-    assert np.abs(unpacked(rows["values"])[:, 0] - found.rollout.values[:, found.position]).max() < 3e-4
+    assert (
+        np.abs(unpacked(rows["values"])[:, 0] - found.rollout.values[:, found.position]).max()
+        < 3e-4
+    )
 
 
 def test_a_generations_page_holds_m_and_where_its_flow_is_saturated() -> None:

@@ -35,11 +35,18 @@ def full(**cells: str) -> str:
 def test_both_forms_of_the_data_are_read(tmp_path: Path) -> None:
     (tmp_path / "numpred.test.2").write_text(ROWS)
     (tmp_path / "numpred.val").write_text(ROWS)
-    row = full(sentence="the key to the cabinets is here", verb_pos="VBZ", verb_index="6", n_diff_intervening="1")
+    row = full(
+        sentence="the key to the cabinets is here",
+        verb_pos="VBZ",
+        verb_index="6",
+        n_diff_intervening="1",
+    )
     with gzip.open(tmp_path / "agr.tsv.gz", "wt") as file:
         file.write("\t".join(HEADER) + "\n" + row + "\n")
     found = read_agreement([tmp_path])
-    assert found[0] == Sentence(("the", "key", "to", "the", "cabinets"), "singular", "agr.tsv.gz", 1)
+    assert found[0] == Sentence(
+        ("the", "key", "to", "the", "cabinets"), "singular", "agr.tsv.gz", 1
+    )
     assert [(each.source, each.label, each.attractors) for each in found[1:]] == [
         ("numpred.test.2", "singular", 2),
         ("numpred.test.2", "plural", 2),
@@ -50,7 +57,10 @@ def test_both_forms_of_the_data_are_read(tmp_path: Path) -> None:
 
 
 def test_rows_that_begin_alike_stand_on_one_side() -> None:
-    sides = {Sentence(("the", "key", "to", "the", word), "singular", "x").side for word in "abcdefghijklmnopqrstuvwxyz"}
+    sides = {
+        Sentence(("the", "key", "to", "the", word), "singular", "x").side
+        for word in "abcdefghijklmnopqrstuvwxyz"
+    }
     assert len(sides) == 1
     counts = [Sentence((str(number),), "plural", "x").side for number in range(3000)]
     assert 0.08 < counts.count("test") / 3000 < 0.12
@@ -99,7 +109,10 @@ def test_the_grammar_makes_different_sentences_with_the_attractors_it_says() -> 
     singular, plural = set(grammar.NOUNS), set(grammar.NOUNS.values())
     openings = {tuple(opening.split()) for opening in grammar.OPENINGS if opening}
     for each in found:
-        words = next((each.words[len(start) :] for start in openings if each.words[: len(start)] == start), each.words)
+        words = next(
+            (each.words[len(start) :] for start in openings if each.words[: len(start)] == start),
+            each.words,
+        )
         numbers = [word in plural for word in words if word in singular | plural]
         assert ["singular", "plural"][numbers[0]] == each.label
         assert sum(number != numbers[0] for number in numbers[1:]) == each.attractors
@@ -120,16 +133,25 @@ def test_the_grammars_words_are_all_in_the_vocabulary() -> None:
 def test_a_table_has_the_papers_rows_and_ours_with_and_without_cls(name: str) -> None:
     table = tables.verb_number_table(name, limit=4, command="attnflow reproduce")
     rows = list(csv.DictReader(table.to_csv().splitlines()))
-    assert [(row["method"], int(row["layer"])) for row in rows] == [(m, layer) for m in af.METHODS for layer in range(1, 7)]
+    assert [(row["method"], int(row["layer"])) for row in rows] == [
+        (m, layer) for m in af.METHODS for layer in range(1, 7)
+    ]
     printed = tables.PRINTED[name]
     for row in rows:
         mean, deviation = printed.cells[row["method"]][int(row["layer"]) - 1]
-        assert (float(row["paper_mean"]), float(row["paper_std"]), row["examples"]) == (mean, deviation, "4")
+        assert (float(row["paper_mean"]), float(row["paper_std"]), row["examples"]) == (
+            mean,
+            deviation,
+            "4",
+        )
     for special, column in {True: "with_special_mean", False: "without_special_mean"}.items():
         expected = [row[3] for row in table.report.including(special).rows()]
         np.testing.assert_allclose([float(row[column] or "nan") for row in rows], expected)
     text = table.to_markdown()
-    assert [text.count(word) for word in ("| the paper |", "| ours, with [CLS] |", "| ours, without [CLS] |")] == [3, 3, 3]
+    assert [
+        text.count(word)
+        for word in ("| the paper |", "| ours, with [CLS] |", "| ours, without [CLS] |")
+    ] == [3, 3, 3]
     assert "attnflow's own grammar" in text
     assert "`attnflow reproduce`" in text
     assert table.report.against == (printed.against,)
@@ -143,10 +165,17 @@ def test_the_paper_is_quoted_as_it_is_printed() -> None:
 
 
 def test_sentences_of_the_data_come_from_the_test_side_alone(tmp_path: Path) -> None:
-    words = [f"the {noun} of the {other}" for noun in list(grammar.NOUNS)[:20] for other in list(grammar.NOUNS)[:20]]
+    words = [
+        f"the {noun} of the {other}"
+        for noun in list(grammar.NOUNS)[:20]
+        for other in list(grammar.NOUNS)[:20]
+    ]
     (tmp_path / "numpred.val").write_text("".join(f"VBZ\t{each}\n" for each in words * 2))
     table = tables.verb_number_table("table1", data=[tmp_path], limit=6)
-    side = {example.text: Sentence(tuple(example.text.split()), "singular", "x").side for example in table.report.examples}
+    side = {
+        example.text: Sentence(tuple(example.text.split()), "singular", "x").side
+        for example in table.report.examples
+    }
     assert set(side.values()) == {"test"}
     assert len(side) == 6
     assert f"test side of {tmp_path.name}" in table.to_markdown()
@@ -158,7 +187,14 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     folder = tmp_path_factory.mktemp("classifier")
-    sizes = {"vocab_size": 60, "dim": 16, "n_layers": 6, "n_heads": 2, "hidden_dim": 16, "max_position_embeddings": 30}
+    sizes = {
+        "vocab_size": 60,
+        "dim": 16,
+        "n_layers": 6,
+        "n_heads": 2,
+        "hidden_dim": 16,
+        "max_position_embeddings": 30,
+    }
     DistilBertForSequenceClassification(DistilBertConfig(**sizes)).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     return folder
@@ -172,23 +208,43 @@ def inside(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def test_table_3_takes_the_largest_row_of_four_layers(
-    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    classifier: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "test.tsv").write_text("the key to the cabinets\t0\nthe lost key is here\t1\n")
     monkeypatch.chdir(tmp_path)
-    assert inside(monkeypatch, "reproduce", "table3", "--model", classifier, "--data", tmp_path) == 0
+    assert (
+        inside(monkeypatch, "reproduce", "table3", "--model", classifier, "--data", tmp_path) == 0
+    )
     shown = capsys.readouterr().out
     assert "query: max" in shown
     assert f"attnflow reproduce table3 --model {classifier} --data {tmp_path}" in shown
     rows = list(csv.DictReader((tmp_path / "table3.csv").read_text().splitlines()))
-    assert [(row["method"], row["layer"]) for row in rows[:5]] == [("raw", layer) for layer in "1356"] + [("rollout", "1")]
+    assert [(row["method"], row["layer"]) for row in rows[:5]] == [
+        ("raw", layer) for layer in "1356"
+    ] + [("rollout", "1")]
     assert (tmp_path / "table3.md").read_text().count("| the paper |") == 3
 
 
 def test_the_table_commands_write_both_forms_where_they_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert inside(monkeypatch, "reproduce", "table2", "--limit", 3, "--reduce", "sum", "--out", tmp_path / "two.md") == 0
+    assert (
+        inside(
+            monkeypatch,
+            "reproduce",
+            "table2",
+            "--limit",
+            3,
+            "--reduce",
+            "sum",
+            "--out",
+            tmp_path / "two.md",
+        )
+        == 0
+    )
     shown = capsys.readouterr()
     assert "input_gradient, sum" in shown.out
     assert (tmp_path / "two.md").read_text().strip() == shown.out.strip()
@@ -203,13 +259,47 @@ def test_the_table_commands_write_both_forms_where_they_are_told(
         (["reproduce", "table1", "--out", "{folder}/no/such"], "does not exist"),
         (["reproduce", "table1", "--model", "{folder}/classifier"], "of a verb-number model"),
         (["reproduce", "table2", "--limit", "2", "--reduce", "max"], "unknown reduce 'max'"),
-        (["reproduce", "table3", "--model", "{folder}/classifier", "--data", "{folder}/missing.tsv"], "cannot read"),
-        (["reproduce", "table3", "--model", "{folder}/classifier", "--data", "{folder}/bad.tsv"], "bad.tsv, line 2"),
+        (
+            [
+                "reproduce",
+                "table3",
+                "--model",
+                "{folder}/classifier",
+                "--data",
+                "{folder}/missing.tsv",
+            ],
+            "cannot read",
+        ),
+        (
+            ["reproduce", "table3", "--model", "{folder}/classifier", "--data", "{folder}/bad.tsv"],
+            "bad.tsv, line 2",
+        ),
         (["evaluate", "verb-number", "{folder}/missing.tsv"], "cannot read"),
-        (["evaluate", "verb-number", "{folder}/bad.tsv", "--out", "{folder}/x.xls"], "the ending must be one of .md, .csv, .json"),
-        (["evaluate", "verb-number", "{folder}/bad.tsv", "--layers", "top"], "--layers must be numbers like 1,6"),
-        (["train", "verb-number", "--data", "{folder}/missing", "--out", "{folder}/new"], "does not exist"),
-        (["train", "sentiment", "--base", "{folder}/classifier", "--data", "{folder}", "--out", "{folder}/new"], "cannot read"),
+        (
+            ["evaluate", "verb-number", "{folder}/bad.tsv", "--out", "{folder}/x.xls"],
+            "the ending must be one of .md, .csv, .json",
+        ),
+        (
+            ["evaluate", "verb-number", "{folder}/bad.tsv", "--layers", "top"],
+            "--layers must be numbers like 1,6",
+        ),
+        (
+            ["train", "verb-number", "--data", "{folder}/missing", "--out", "{folder}/new"],
+            "does not exist",
+        ),
+        (
+            [
+                "train",
+                "sentiment",
+                "--base",
+                "{folder}/classifier",
+                "--data",
+                "{folder}",
+                "--out",
+                "{folder}/new",
+            ],
+            "cannot read",
+        ),
     ],
 )
 def test_bad_input_to_the_laboratory_is_one_line(
@@ -224,7 +314,11 @@ def test_bad_input_to_the_laboratory_is_one_line(
     (tmp_path / "bad.tsv").write_text("the key\t1\nthe keys\t5\n")
     monkeypatch.chdir(tmp_path)
     assert inside(monkeypatch, *(part.format(folder=tmp_path) for part in arguments)) == 2
-    error = [line for line in capsys.readouterr().err.splitlines() if line and not line.startswith("Loading weights")]
+    error = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line and not line.startswith("Loading weights")
+    ]
     assert len(error) == 1
     assert message in error[0]
 
@@ -232,9 +326,31 @@ def test_bad_input_to_the_laboratory_is_one_line(
 def test_evaluate_prints_a_table_and_writes_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "x.tsv").write_text("the key to the cabinets\tsingular\nthe keys to the cabinet\tplural\nthe keys\tplural\n")
-    options = ["--methods", "rollout,flow", "--against", "blank_out", "--layers", "1,6", "--limit", 2]
-    assert inside(monkeypatch, "evaluate", "verb-number", tmp_path / "x.tsv", *options, "--out", tmp_path / "r.csv") == 0
+    (tmp_path / "x.tsv").write_text(
+        "the key to the cabinets\tsingular\nthe keys to the cabinet\tplural\nthe keys\tplural\n"
+    )
+    options = [
+        "--methods",
+        "rollout,flow",
+        "--against",
+        "blank_out",
+        "--layers",
+        "1,6",
+        "--limit",
+        2,
+    ]
+    assert (
+        inside(
+            monkeypatch,
+            "evaluate",
+            "verb-number",
+            tmp_path / "x.tsv",
+            *options,
+            "--out",
+            tmp_path / "r.csv",
+        )
+        == 0
+    )
     assert "n = 2; [CLS] left out" in capsys.readouterr().out
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 5
 
@@ -276,27 +392,43 @@ def pronouns(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "his",
         "her",
     ]
-    base = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    base = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    )
     base.pre_tokenizer = BertPreTokenizer()
-    base.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    base.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     names = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
     folder = tmp_path_factory.mktemp("pronouns")
     torch.manual_seed(0)
-    sizes = {"vocab_size": len(words), "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {
+        "vocab_size": len(words),
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     BertForMaskedLM(BertConfig(**sizes)).save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=base, **names).save_pretrained(folder)
     return folder
 
 
-def test_figure_4_shows_the_masks_attention_to_its_references_and_the_words_probabilities(pronouns: Path) -> None:
+def test_figure_4_shows_the_masks_attention_to_its_references_and_the_words_probabilities(
+    pronouns: Path,
+) -> None:
     drawn = pictures.figure_4(model=str(pronouns))
     model = af.load(pronouns)
-    for number, (text, (one, other)) in enumerate(zip(pictures.PRONOUNS, pictures.REFERENCES, strict=True)):
+    for number, (text, (one, other)) in enumerate(
+        zip(pictures.PRONOUNS, pictures.REFERENCES, strict=True)
+    ):
         found = af.explain(text, model=model, importance=())
         places = [found.tokens.index(one), found.tokens.index(other)]
         mask = found.tokens.index("[MASK]")
         expected = np.stack([found.rollout.at(mask, layer)[places] for layer in (1, 2, 3)])
-        np.testing.assert_allclose(np.asarray(drawn.artists["rollout"][number].get_array()), expected)
+        np.testing.assert_allclose(
+            np.asarray(drawn.artists["rollout"][number].get_array()), expected
+        )
         chances = [af.blank_out(model, text, word).probability for word in ("his", "her")]
         heights = [bar.get_height() for bar in drawn.artists["bars"][number]]
         np.testing.assert_allclose(heights, np.array(chances) / sum(chances), atol=1e-6)
@@ -306,17 +438,28 @@ def test_figure_4_shows_the_masks_attention_to_its_references_and_the_words_prob
 def test_figures_1_to_3_are_those_of_the_explanations() -> None:
     found = af.explain("the keys near the door", importance=())
     raw = pictures.figure_2("the keys near the door").artists["map"].get_array()
-    np.testing.assert_allclose(np.asarray(raw), np.stack([found.raw.at(0, layer) for layer in range(1, 7)]))
+    np.testing.assert_allclose(
+        np.asarray(raw), np.stack([found.raw.at(0, layer) for layer in range(1, 7)])
+    )
     assert len(pictures.figure_3().artists["flow"]) == 3
     assert set(pictures.figure_1().artists) == {"raw", "rollout", "flow"}
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_the_figure_commands_write_pictures(
-    ending: str, pronouns: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ending: str,
+    pronouns: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for arguments in (["figure1", "the key"], ["figure2"], ["figure3", "the key", "the keys"], ["figure4", "--model", pronouns]):
+    for arguments in (
+        ["figure1", "the key"],
+        ["figure2"],
+        ["figure3", "the key", "the keys"],
+        ["figure4", "--model", pronouns],
+    ):
         name = f"{arguments[0]}.{ending}"
         assert inside(monkeypatch, "reproduce", *arguments, "--out", name) == 0
         assert f"written: {name}" in capsys.readouterr().out
@@ -330,10 +473,22 @@ def test_the_figure_commands_write_pictures(
         (["figure1", "--out", "no/x.png"], "does not exist"),
         (["figure2", ""], "must not be empty"),
         (["figure4", "--model", "verb-number"], "figure 4 asks a masked LM"),
-        (["figure4", "--model", "{pronouns}", "the [MASK] book"], "each sentence needs its two references; got 1 sentences and 0 pairs"),
-        (["figure4", "--model", "{pronouns}", "the [MASK] book", "--references", "the"], "two words with a comma between them; got 'the'"),
-        (["figure4", "--model", "{pronouns}", "of [MASK] book", "--references", "of,Sara"], "a reference must be a word of its sentence"),
-        (["figure4", "--model", "{pronouns}", "of his book", "--references", "of,book"], "put [MASK] in it"),
+        (
+            ["figure4", "--model", "{pronouns}", "the [MASK] book"],
+            "each sentence needs its two references; got 1 sentences and 0 pairs",
+        ),
+        (
+            ["figure4", "--model", "{pronouns}", "the [MASK] book", "--references", "the"],
+            "two words with a comma between them; got 'the'",
+        ),
+        (
+            ["figure4", "--model", "{pronouns}", "of [MASK] book", "--references", "of,Sara"],
+            "a reference must be a word of its sentence",
+        ),
+        (
+            ["figure4", "--model", "{pronouns}", "of his book", "--references", "of,book"],
+            "put [MASK] in it",
+        ),
         (["figure4", "--model", "{pronouns}", "--candidates", "his,hers"], "unknown target 'hers'"),
     ],
 )
@@ -346,8 +501,14 @@ def test_bad_input_to_figures_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status = inside(monkeypatch, "reproduce", *(part.format(pronouns=pronouns) for part in arguments))
+    status = inside(
+        monkeypatch, "reproduce", *(part.format(pronouns=pronouns) for part in arguments)
+    )
     captured = capsys.readouterr()
-    lines = [line for line in (captured.out + captured.err).splitlines() if line and not line.startswith("Loading weights")]
+    lines = [
+        line
+        for line in (captured.out + captured.err).splitlines()
+        if line and not line.startswith("Loading weights")
+    ]
     assert (status, len(lines)) == (2, 1)
     assert message in lines[0]

@@ -32,7 +32,12 @@ pytestmark = pytest.mark.ray
 SHARD_ROWS, SHARDS = 40, 40
 OPTIONS = ["--shard-rows", str(SHARD_ROWS), "--importance", "blank_out"]
 # a node that does not answer is given up after about three seconds
-HEALTH = {"initial_delay_ms": "1000", "period_ms": "1000", "failure_threshold": "3", "timeout_ms": "2000"}
+HEALTH = {
+    "initial_delay_ms": "1000",
+    "period_ms": "1000",
+    "failure_threshold": "3",
+    "timeout_ms": "2000",
+}
 PATIENCE = 120.0
 
 
@@ -41,8 +46,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows for all shards; two of them are no texts, and a folder is called as the bundled model."""
     folder = tmp_path_factory.mktemp("input")
     (folder / "verb-number").mkdir()
-    lines = [json.dumps({"text": text}).encode() for text in [*sentences(SHARD_ROWS * SHARDS - 2), ""]]
-    lines.append(b'{"text": "two halves: \\ud83d\x80"}')  # lone surrogates, which must not be joined on the way
+    lines = [
+        json.dumps({"text": text}).encode() for text in [*sentences(SHARD_ROWS * SHARDS - 2), ""]
+    ]
+    lines.append(
+        b'{"text": "two halves: \\ud83d\x80"}'
+    )  # lone surrogates, which must not be joined on the way
     (folder / "texts.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     return folder / "texts.jsonl"
 
@@ -50,7 +59,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def unbroken(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """What the local engine makes of them."""
-    return af.explain_corpus(texts, tmp_path_factory.mktemp("local"), shard_rows=SHARD_ROWS, importance=["blank_out"])
+    return af.explain_corpus(
+        texts, tmp_path_factory.mktemp("local"), shard_rows=SHARD_ROWS, importance=["blank_out"]
+    )
 
 
 @pytest.fixture
@@ -62,7 +73,13 @@ def environment() -> Iterator[dict[str, str]]:
     token.chmod(0o600)
     health = {f"RAY_health_check_{name}": value for name, value in HEALTH.items()}
     outside = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    yield {**outside, **health, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(folder)}
+    yield {
+        **outside,
+        **health,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_TMPDIR": str(folder),
+    }
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -81,15 +98,42 @@ class Cluster:
         """Start one more node, the head first."""
         where = [f"--address={self.address}"]
         if not self.nodes:
-            where = ["--head", f"--port={self.port}", f"--temp-dir={self.environment['RAY_TMPDIR']}/ray", "--include-dashboard=false"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *where, "--node-ip-address=127.0.0.1", "--num-cpus=1"]
+            where = [
+                "--head",
+                f"--port={self.port}",
+                f"--temp-dir={self.environment['RAY_TMPDIR']}/ray",
+                "--include-dashboard=false",
+            ]
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            *where,
+            "--node-ip-address=127.0.0.1",
+            "--num-cpus=1",
+        ]
         options: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.nodes.append(subprocess.Popen([*command, "--object-store-memory=200000000", "--block"], env=self.environment, **options))
+        self.nodes.append(
+            subprocess.Popen(
+                [*command, "--object-store-memory=200000000", "--block"],
+                env=self.environment,
+                **options,
+            )
+        )
 
     def size(self) -> int:
         """How many nodes have joined."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "status", f"--address={self.address}"]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True).stdout.count(" 1 node_")
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "status",
+            f"--address={self.address}",
+        ]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True
+        ).stdout.count(" 1 node_")
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
         """Everything that a node has started, at once."""
@@ -170,10 +214,32 @@ def nothing_is_left() -> Iterator[None]:
             process.communicate()
 
 
-def run(texts: Path, out: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+def run(
+    texts: Path, out: Path, environment: dict[str, str], *options: str
+) -> subprocess.Popen[str]:
     """The command, as a user runs it."""
-    command = [sys.executable, "-m", "attnflow", "corpus", "run", texts.name, "--out", str(out), *OPTIONS, "--engine", "ray", *options]
-    process = subprocess.Popen(command, env=environment, cwd=texts.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "attnflow",
+        "corpus",
+        "run",
+        texts.name,
+        "--out",
+        str(out),
+        *OPTIONS,
+        "--engine",
+        "ray",
+        *options,
+    ]
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=texts.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     running.append(process)
     return process
 
@@ -196,27 +262,46 @@ def files(manifest: Manifest) -> tuple[dict[int, Shard], str | None]:
     return manifest.shards, manifest.errors_sha256
 
 
-def test_a_local_ray_writes_the_same_files(texts: Path, tmp_path: Path, environment: dict[str, str], unbroken: Manifest) -> None:
-    assert files(ended(run(texts, tmp_path / "out", environment), tmp_path / "out")) == files(unbroken)
+def test_a_local_ray_writes_the_same_files(
+    texts: Path, tmp_path: Path, environment: dict[str, str], unbroken: Manifest
+) -> None:
+    assert files(ended(run(texts, tmp_path / "out", environment), tmp_path / "out")) == files(
+        unbroken
+    )
 
 
-def test_a_node_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
+def test_a_node_that_is_killed_costs_no_row(
+    texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest
+) -> None:
     out = tmp_path / "out"
     process = run(texts, out, cluster.environment, "--address", cluster.address)
     _, second = cluster.nodes
-    wait_for(lambda: shards_done(out) >= 6 and processes(second.pid, "Explainer"), "the first shards, and an actor on the second node")
+    wait_for(
+        lambda: shards_done(out) >= 6 and processes(second.pid, "Explainer"),
+        "the first shards, and an actor on the second node",
+    )
     cluster.kill(second)
     assert shards_done(out) < SHARDS - 6
     assert files(ended(process, out)) == files(unbroken)
 
 
-def test_any_process_that_is_killed_costs_no_row(texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest) -> None:
+def test_any_process_that_is_killed_costs_no_row(
+    texts: Path, tmp_path: Path, cluster: Cluster, unbroken: Manifest
+) -> None:
     out = tmp_path / "out"
     process = run(texts, out, cluster.environment, "--address", cluster.address)
     head, second = cluster.nodes
-    for node, name in ((head, "ray::Writer"), (head, "ray::ReadShards"), (head, "Explainer"), (second, "Explainer")):
+    for node, name in (
+        (head, "ray::Writer"),
+        (head, "ray::ReadShards"),
+        (head, "Explainer"),
+        (second, "Explainer"),
+    ):
         before = shards_done(out)
-        wait_for(lambda: shards_done(out) >= before + 3 and processes(node.pid, name), f"shards, and {name}")  # noqa: B023  # called at once
+        wait_for(
+            lambda: shards_done(out) >= before + 3 and processes(node.pid, name),  # noqa: B023
+            f"shards, and {name}",
+        )
         for pid in processes(node.pid, name):
             kill(pid)
     assert files(ended(process, out)) == files(unbroken)
@@ -231,16 +316,23 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     actors = [pid for name in ("Explainer", "ray::Writer") for pid in processes(process.pid, name)]
     kill(process.pid)
     process.communicate()
-    wait_for(lambda: not any(command_of(pid) for pid in actors), "the end of the actors of a run that was killed")
+    wait_for(
+        lambda: not any(command_of(pid) for pid in actors),
+        "the end of the actors of a run that was killed",
+    )
     assert shards_done(out) < SHARDS
     af.explain_corpus(texts, out, shard_rows=SHARD_ROWS, importance=["blank_out"])
     (out / "shard-00004.parquet").unlink()
     assert files(ended(run(texts, out, environment), out)) == files(unbroken)
-    again = run(texts, out, environment, "--address", "auto")  # nothing is left to do, so no cluster is needed
+    again = run(
+        texts, out, environment, "--address", "auto"
+    )  # nothing is left to do, so no cluster is needed
     assert files(ended(again, out)) == files(unbroken)
 
 
-def test_an_input_that_is_removed_is_one_line(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_an_input_that_is_removed_is_one_line(
+    texts: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
     copy, out = tmp_path / "copy.jsonl", tmp_path / "out"
     copy.write_bytes(texts.read_bytes())
     process = run(copy, out, environment)
@@ -257,14 +349,25 @@ def test_an_input_that_is_removed_is_one_line(texts: Path, tmp_path: Path, envir
     ("address", "line"),
     [
         ("127.0.0.1:9", "cannot connect to Ray at 127.0.0.1:9: Connection refused"),
-        ("ray://127.0.0.1:10001", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got ray://127.0.0.1:10001"),
+        (
+            "ray://127.0.0.1:10001",
+            "address must be HOST:PORT of the cluster, or auto, on one of its machines; got ray://127.0.0.1:10001",
+        ),
         ("[::1]:9", "cannot connect to Ray at [::1]:9: "),
-        ("auto", "no Ray cluster was found at auto: start one (ray start --head), or give its address"),
+        (
+            "auto",
+            "no Ray cluster was found at auto: start one (ray start --head), or give its address",
+        ),
         ("a..b:6379", "cannot connect to Ray at a..b:6379: "),
-        ("somewhere", "address must be HOST:PORT of the cluster, or auto, on one of its machines; got somewhere"),
+        (
+            "somewhere",
+            "address must be HOST:PORT of the cluster, or auto, on one of its machines; got somewhere",
+        ),
     ],
 )
-def test_a_cluster_that_is_not_there_is_one_line(address: str, line: str, texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_cluster_that_is_not_there_is_one_line(
+    address: str, line: str, texts: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
     process = run(texts, tmp_path / "out", environment, "--address", address)
     printed, complaints = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
@@ -272,7 +375,9 @@ def test_a_cluster_that_is_not_there_is_one_line(address: str, line: str, texts:
     assert line in " ".join(complaints.split())
 
 
-def test_an_error_of_the_reader_is_one_line(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_reader_is_one_line(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR"):
         monkeypatch.setenv(name, environment[name])
 
@@ -283,13 +388,27 @@ def test_an_error_of_the_reader_is_one_line(tmp_path: Path, environment: dict[st
     facts = {"name": "verb-number", "fingerprint": ""}
     manifest, job = Manifest({}, facts, [], {}, 1, 1), Job(("raw",), {}, "focal", "sum", 0.5, (), 1)
     with pytest.raises(af.FileError, match=r"^cannot read it$"):
-        list(on_ray("verb-number", manifest, job, tmp_path, Broken(Source(()), 1, frozenset([0])), 1, None))
+        list(
+            on_ray(
+                "verb-number",
+                manifest,
+                job,
+                tmp_path,
+                Broken(Source(()), 1, frozenset([0])),
+                1,
+                None,
+            )
+        )
 
 
-def test_what_is_not_ray_is_told_from_it(texts: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_what_is_not_ray_is_told_from_it(
+    texts: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
-        _, complaints = run(texts, tmp_path / "out", environment, "--address", address).communicate(timeout=PATIENCE)
+        _, complaints = run(texts, tmp_path / "out", environment, "--address", address).communicate(
+            timeout=PATIENCE
+        )
         server.shutdown()
     assert f"cannot connect to Ray at {address}: what answers there is not Ray" in complaints

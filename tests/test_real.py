@@ -38,20 +38,27 @@ def eager(model: Any, text: str) -> Any:
     model.model.set_attn_implementation("eager")
     try:
         with torch.no_grad():
-            layers = model.model(**model.batch([model.encode(text)]), output_attentions=True).attentions
+            layers = model.model(
+                **model.batch([model.encode(text)]), output_attentions=True
+            ).attentions
     finally:
         model.model.set_attn_implementation(before)
     return np.stack([layer[0].numpy() for layer in layers])
 
 
 @pytest.mark.parametrize(("name", "depth", "heads"), [("minilm", 6, 12), ("smollm2", 30, 9)])
-def test_capture_equals_eager(name: str, depth: int, heads: int, request: pytest.FixtureRequest) -> None:
+def test_capture_equals_eager(
+    name: str, depth: int, heads: int, request: pytest.FixtureRequest
+) -> None:
     model = request.getfixturevalue(name)
     assert model.model.config._attn_implementation == "sdpa"
     weights = eager(model, TEXT)
     assert weights.shape[:2] == (depth, heads)
     assert np.abs(af.capture(model, TEXT, heads=None).weights - weights).max() < 1e-4
-    assert np.abs(af.capture(model, [TEXT, "Short."])[0].weights[:, 0] - weights.mean(axis=1)).max() < 1e-4
+    assert (
+        np.abs(af.capture(model, [TEXT, "Short."])[0].weights[:, 0] - weights.mean(axis=1)).max()
+        < 1e-4
+    )
 
 
 def test_generation_is_sensible_and_m_is_right(smollm2: Any) -> None:
@@ -59,7 +66,10 @@ def test_generation_is_sensible_and_m_is_right(smollm2: Any) -> None:
     assert "Paris" in story.text
     values = story.rollout().values
     assert values.shape == (12, story.size, 30)
-    ids = [*smollm2.encode("The capital of France is").ids, *smollm2.tokenizer.convert_tokens_to_ids(list(story.tokens[:-1]))]
+    ids = [
+        *smollm2.encode("The capital of France is").ids,
+        *smollm2.tokenizer.convert_tokens_to_ids(list(story.tokens[:-1])),
+    ]
     whole = af.rollout(af.capture(smollm2, ids), normalize=None).values
     assert np.abs(values - whole[:, story.size - 1 :, : story.size].transpose(1, 2, 0)).max() < 1e-4
     assert "Ġof" not in story.rollout().filtered().prompt
@@ -77,7 +87,12 @@ def test_plain_rollout_of_a_deep_decoder_falls_on_the_first_token(smollm2: Any) 
     plain = af.rollout(attention, layers=[30], positions=[last]).at(last)
     assert plain[0] > 0.99
     calm = af.rollout(attention.graph(without=[0]), layers=[30], positions=[last]).at(last)
-    relative = af.rollout(attention, layers=[30], positions=[last], normalize="receptive_field").at(last)
+    relative = af.rollout(attention, layers=[30], positions=[last], normalize="receptive_field").at(
+        last
+    )
     assert calm[0] == 0
     assert relative.max() < plain.max()
-    print(f"first token: plain {plain[0]:.4f}; next without it: {calm[1]:.4f}; relative to the field: {relative[0]:.4f}", file=sys.stderr)
+    print(
+        f"first token: plain {plain[0]:.4f}; next without it: {calm[1]:.4f}; relative to the field: {relative[0]:.4f}",
+        file=sys.stderr,
+    )

@@ -28,7 +28,9 @@ def _seeded() -> Iterator[None]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*nested tensors is in prototype stage.*")
-        warnings.filterwarnings("ignore", message="enable_nested_tensor is True, but self.use_nested_tensor is False")
+        warnings.filterwarnings(
+            "ignore", message="enable_nested_tensor is True, but self.use_nested_tensor is False"
+        )
         yield
 
 
@@ -41,7 +43,9 @@ def lively(module: nn.Module) -> Any:
 
 
 def attention_module(**options: Any) -> Any:
-    return lively(nn.MultiheadAttention(SIZE, options.pop("heads", HEADS), **{"batch_first": True, **options}))
+    return lively(
+        nn.MultiheadAttention(SIZE, options.pop("heads", HEADS), **{"batch_first": True, **options})
+    )
 
 
 def encoder(layers: int = 3, *, nested: bool = True, heads: int = HEADS, **options: Any) -> Any:
@@ -49,7 +53,9 @@ def encoder(layers: int = 3, *, nested: bool = True, heads: int = HEADS, **optio
     return lively(nn.TransformerEncoder(layer, layers, enable_nested_tensor=nested))
 
 
-def recorded(module: nn.Module, *args: Any, heads: str | None = None, **kwargs: Any) -> tuple[Any, Recordings]:
+def recorded(
+    module: nn.Module, *args: Any, heads: str | None = None, **kwargs: Any
+) -> tuple[Any, Recordings]:
     with record(module, heads=heads) as recordings:
         output = module(*args, **kwargs)
     return output, recordings
@@ -78,7 +84,11 @@ class Slow:
         for part in self.module.modules():
             if isinstance(part, nn.MultiheadAttention):
                 hooks.append(part.register_forward_pre_hook(ask, with_kwargs=True))
-                hooks.append(part.register_forward_hook(lambda _, __, output: self.weights.append(output[1].detach())))
+                hooks.append(
+                    part.register_forward_hook(
+                        lambda _, __, output: self.weights.append(output[1].detach())
+                    )
+                )
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             return self.module(*args, **kwargs)
@@ -98,7 +108,11 @@ def assert_like_torch(module: nn.Module, *args: Any, **kwargs: Any) -> Recording
     assert_bit_identical(plain, output)
     assert len(recordings) == len(slow.weights) > 0
     for call, expected in zip(recordings, slow.weights, strict=True):
-        real = np.ones(call.weights.shape[::2], bool) if call.padding is None or not call.self_attention else ~call.padding
+        real = (
+            np.ones(call.weights.shape[::2], bool)
+            if call.padding is None or not call.self_attention
+            else ~call.padding
+        )
         found = call.weights.transpose(0, 2, 1, 3)[real]
         keys = call.weights.shape[-1]
         wanted = expected[:, :, : call.weights.shape[2], :keys].numpy().transpose(0, 2, 1, 3)[real]
@@ -115,15 +129,27 @@ MASKS: dict[str, dict[str, Any]] = {
     "bool": {"attn_mask": CAUSAL != 0},
     "float": {"attn_mask": BIAS},
     "bool-per-head": {
-        "attn_mask": (torch.rand(BATCH * HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2)) < 0.3)
+        "attn_mask": (
+            torch.rand(BATCH * HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2))
+            < 0.3
+        )
         & ~torch.eye(LENGTH).bool()
     },
-    "float-per-head": {"attn_mask": torch.randn(BATCH * HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3))},
+    "float-per-head": {
+        "attn_mask": torch.randn(
+            BATCH * HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)
+        )
+    },
     "padding": {"key_padding_mask": PADDED},
-    "float-padding": {"key_padding_mask": torch.zeros(PADDED.shape).masked_fill(PADDED, -torch.inf)},
+    "float-padding": {
+        "key_padding_mask": torch.zeros(PADDED.shape).masked_fill(PADDED, -torch.inf)
+    },
     "finite-padding": {"key_padding_mask": PADDED * -1e9},
     "both": {"attn_mask": CAUSAL != 0, "key_padding_mask": PADDED},
-    "both-float": {"attn_mask": BIAS, "key_padding_mask": torch.zeros(PADDED.shape).masked_fill(PADDED, -torch.inf)},
+    "both-float": {
+        "attn_mask": BIAS,
+        "key_padding_mask": torch.zeros(PADDED.shape).masked_fill(PADDED, -torch.inf),
+    },
     "hint": {"attn_mask": CAUSAL, "is_causal": True},
     "hint-and-padding": {
         "attn_mask": CAUSAL,
@@ -136,8 +162,12 @@ MASKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("masks", MASKS)
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"batch_first": False}, {"heads": 1}], ids=str)
-def test_weights_equal_torch_under_every_mask(options: dict[str, Any], masks: str, need_weights: bool, fast: bool) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"batch_first": False}, {"heads": 1}], ids=str
+)
+def test_weights_equal_torch_under_every_mask(
+    options: dict[str, Any], masks: str, need_weights: bool, fast: bool
+) -> None:
     module, x = attention_module(**options), torch.randn(BATCH, LENGTH, SIZE)
     given = dict(MASKS[masks])
     if options.get("heads") == 1 and "per-head" in masks:
@@ -162,7 +192,9 @@ def test_weights_equal_torch_under_every_mask(options: dict[str, Any], masks: st
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 4}, {"kdim": 6, "vdim": 4, "bias": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"kdim": 6, "vdim": 4}, {"kdim": 6, "vdim": 4, "bias": False}], ids=str
+)
 def test_cross_attention_with_other_sizes(options: dict[str, Any], batch_first: bool) -> None:
     module = attention_module(batch_first=batch_first, **options)
     query = torch.randn(BATCH, LENGTH, SIZE)
@@ -177,7 +209,14 @@ def test_cross_attention_with_other_sizes(options: dict[str, Any], batch_first: 
 
 
 @pytest.mark.parametrize(
-    "masks", [{}, {"attn_mask": BIAS}, {"attn_mask": torch.stack([BIAS, -BIAS])}, {"key_padding_mask": PADDED[1]}], ids=str
+    "masks",
+    [
+        {},
+        {"attn_mask": BIAS},
+        {"attn_mask": torch.stack([BIAS, -BIAS])},
+        {"key_padding_mask": PADDED[1]},
+    ],
+    ids=str,
 )
 def test_unbatched_inputs(masks: dict[str, Any]) -> None:
     module, x = attention_module(), torch.randn(LENGTH, SIZE)
@@ -189,7 +228,11 @@ def test_unbatched_inputs(masks: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("masks", ["none", "bool", "float-per-head", "padding", "both"])
-@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}],
+    ids=str,
+)
 def test_added_keys_are_a_sink(options: dict[str, Any], masks: str) -> None:
     module, x = attention_module(**options), torch.randn(BATCH, LENGTH, SIZE)
     _, full = module(x, x, x, average_attn_weights=False, **MASKS[masks])
@@ -230,7 +273,10 @@ def test_weights_are_those_before_dropout_and_randomness_is_untouched() -> None:
     assert np.abs(call.weights - expected.detach().numpy()).max() < SAME
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [(torch.float64, np.float64), (torch.bfloat16, np.float32), (torch.float16, np.float32)])
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [(torch.float64, np.float64), (torch.bfloat16, np.float32), (torch.float16, np.float32)],
+)
 def test_precision(dtype: torch.dtype, kept: type) -> None:
     module, x = attention_module().to(dtype), torch.randn(BATCH, LENGTH, SIZE).to(dtype)
     output, (call,) = recorded(module, x, x, x, need_weights=False)
@@ -238,7 +284,9 @@ def test_precision(dtype: torch.dtype, kept: type) -> None:
     exact = copy.deepcopy(module).double()
     _, expected = exact(x.double(), x.double(), x.double(), average_attn_weights=False)
     assert call.weights.dtype == kept
-    assert np.abs(call.weights - expected.detach().numpy()).max() < (1e-12 if kept is np.float64 else SAME)
+    assert np.abs(call.weights - expected.detach().numpy()).max() < (
+        1e-12 if kept is np.float64 else SAME
+    )
 
 
 @pytest.mark.parametrize("heads", ["mean", "max", "min"])
@@ -247,7 +295,13 @@ def test_fused_heads_equal_those_fused_later(heads: str) -> None:
     _, every = recorded(module, x, x, x)
     _, fused = recorded(module, x, x, x, heads=heads)
     assert fused[0].weights.shape == (BATCH, 1, LENGTH, LENGTH)
-    assert np.abs(every.attention(1).graph(heads=heads).weights - fused.attention(1).graph(heads=heads).weights).max() < SAME
+    assert (
+        np.abs(
+            every.attention(1).graph(heads=heads).weights
+            - fused.attention(1).graph(heads=heads).weights
+        ).max()
+        < SAME
+    )
     assert fused.attention(1).fused == heads
     with record(module) as recordings:
         module(x, x, x)
@@ -263,7 +317,9 @@ def test_min_of_heads_that_share_no_key_looks_at_itself() -> None:
 
 
 @pytest.mark.parametrize("heads", [None, "mean", "max", "min"])
-def test_blocks_of_queries_change_nothing(heads: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_queries_change_nothing(
+    heads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module, x = attention_module(add_bias_kv=True), torch.randn(BATCH, LENGTH, SIZE)
     given = MASKS["both"] | {"attn_mask": MASKS["bool-per-head"]["attn_mask"]}
     _, (whole,) = recorded(module, x, x, x, heads=heads, **given)
@@ -278,13 +334,32 @@ def test_blocks_of_queries_change_nothing(heads: str | None, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "masks", [{}, {"mask": CAUSAL}, {"mask": CAUSAL != 0}, {"src_key_padding_mask": PADDED}, {"src_key_padding_mask": LEFT}], ids=str
+    "masks",
+    [
+        {},
+        {"mask": CAUSAL},
+        {"mask": CAUSAL != 0},
+        {"src_key_padding_mask": PADDED},
+        {"src_key_padding_mask": LEFT},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize(
-    "options", [{}, {"norm_first": True}, {"activation": "gelu"}, {"batch_first": False}, {"heads": 1}, {"bias": False}], ids=str
+    "options",
+    [
+        {},
+        {"norm_first": True},
+        {"activation": "gelu"},
+        {"batch_first": False},
+        {"heads": 1},
+        {"bias": False},
+    ],
+    ids=str,
 )
-def test_encoder_like_torch_on_every_path(options: dict[str, Any], nested: bool, masks: dict[str, Any]) -> None:
+def test_encoder_like_torch_on_every_path(
+    options: dict[str, Any], nested: bool, masks: dict[str, Any]
+) -> None:
     module, x = encoder(nested=nested, **options), torch.randn(BATCH, LENGTH, SIZE)
     x = x if options.get("batch_first", True) else x.transpose(0, 1)
     recordings = assert_like_torch(module, x, **masks)
@@ -344,7 +419,11 @@ def test_encoder_in_training_and_with_gradient(mode: str) -> None:
     for recording in (False, True):
         torch.manual_seed(3)
         module.zero_grad()
-        output = recorded(module, x, src_key_padding_mask=PADDED)[0] if recording else module(x, src_key_padding_mask=PADDED)
+        output = (
+            recorded(module, x, src_key_padding_mask=PADDED)[0]
+            if recording
+            else module(x, src_key_padding_mask=PADDED)
+        )
         output.square().sum().backward()
         outputs.append(output)
         gradients.append([parameter.grad.clone() for parameter in module.parameters()])
@@ -355,15 +434,23 @@ def test_encoder_in_training_and_with_gradient(mode: str) -> None:
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_decoder_self_and_cross(batch_first: bool, norm_first: bool) -> None:
-    layer = nn.TransformerDecoderLayer(SIZE, HEADS, 16, batch_first=batch_first, norm_first=norm_first)
+    layer = nn.TransformerDecoderLayer(
+        SIZE, HEADS, 16, batch_first=batch_first, norm_first=norm_first
+    )
     module = lively(nn.TransformerDecoder(layer, 2))
     target, memory = torch.randn(BATCH, LENGTH, SIZE), torch.randn(BATCH, LENGTH, SIZE)
     if not batch_first:
         target, memory = target.transpose(0, 1), memory.transpose(0, 1)
-    recordings = assert_like_torch(module, target, memory, tgt_mask=CAUSAL != 0, memory_key_padding_mask=PADDED)
-    assert [call.name for call in recordings] == [f"layers.{layer}.{part}" for layer in (0, 1) for part in ("self_attn", "multihead_attn")]
+    recordings = assert_like_torch(
+        module, target, memory, tgt_mask=CAUSAL != 0, memory_key_padding_mask=PADDED
+    )
+    assert [call.name for call in recordings] == [
+        f"layers.{layer}.{part}" for layer in (0, 1) for part in ("self_attn", "multihead_attn")
+    ]
     assert [call.self_attention for call in recordings] == [True, False] * 2
-    with pytest.raises(CaptureError, match=r"'layers.0.multihead_attn' is cross-attention; pick by name"):
+    with pytest.raises(
+        CaptureError, match=r"'layers.0.multihead_attn' is cross-attention; pick by name"
+    ):
         recordings.attention()
     attention = recordings.attention(names="layers.*.self_attn")
     assert (attention.depth, attention.causal) == (2, True)
@@ -377,7 +464,9 @@ def test_transformer_parts_are_picked_by_name() -> None:
     assert recordings.attention(names="encoder").size == SOURCE
     assert recordings.attention(names="decoder.layers.*.self_attn").size == LENGTH
     only_self = Recordings(call for call in recordings if call.self_attention)
-    with pytest.raises(CaptureError, match=r"same length; got 5, 7; pick by name, as attention\(names='encoder'\)"):
+    with pytest.raises(
+        CaptureError, match=r"same length; got 5, 7; pick by name, as attention\(names='encoder'\)"
+    ):
         only_self.attention()
 
 
@@ -393,7 +482,9 @@ class Own(nn.Module):  # type: ignore[misc, unused-ignore]
         x = x + self.first(x, x, x, padding, False)[0]
         for _ in range(2):
             y = x.transpose(0, 1)
-            x = x + self.shared.forward(y * 1.0, y * 1.0, value=y, need_weights=False, key_padding_mask=padding)[0].transpose(0, 1)
+            x = x + self.shared.forward(
+                y * 1.0, y * 1.0, value=y, need_weights=False, key_padding_mask=padding
+            )[0].transpose(0, 1)
         return x
 
 
@@ -416,14 +507,19 @@ class Shifted(nn.TransformerEncoderLayer):  # type: ignore[misc, unused-ignore]
 
 
 def test_a_layer_that_changes_its_input_first() -> None:
-    module, x = lively(Shifted(SIZE, HEADS, 16, batch_first=True, norm_first=True)), torch.randn(BATCH, LENGTH, SIZE)
+    module, x = (
+        lively(Shifted(SIZE, HEADS, 16, batch_first=True, norm_first=True)),
+        torch.randn(BATCH, LENGTH, SIZE),
+    )
     assert_like_torch(module, x)
 
 
 @pytest.mark.parametrize("path", ["fused", "slow"])
 @pytest.mark.parametrize("padding", [PADDED, LEFT], ids=["right", "left"])
 @pytest.mark.parametrize("options", [{}, {"norm_first": True}], ids=str)
-def test_a_padded_batch_gives_what_each_sequence_gives_alone(options: dict[str, Any], padding: Any, path: str) -> None:
+def test_a_padded_batch_gives_what_each_sequence_gives_alone(
+    options: dict[str, Any], padding: Any, path: str
+) -> None:
     module, x = encoder(**options), torch.randn(BATCH, LENGTH, SIZE)
     with torch.set_grad_enabled(path == "slow"):
         _, together = recorded(module, x, src_key_padding_mask=padding)
@@ -434,7 +530,9 @@ def test_a_padded_batch_gives_what_each_sequence_gives_alone(options: dict[str, 
             found, expected = together.attention(sequence, tokens=tokens), alone.attention()
             assert np.abs(found.weights - expected.weights).max() < 1e-5
             assert found.tokens == tuple(np.array(tokens)[real.numpy()])
-            assert together.attention(sequence, tokens=["x"] * int(real.sum())).tokens == ("x",) * int(real.sum())
+            assert together.attention(sequence, tokens=["x"] * int(real.sum())).tokens == (
+                "x",
+            ) * int(real.sum())
 
 
 def test_rows_of_padded_queries_without_a_key_are_set_aside() -> None:
@@ -471,20 +569,30 @@ def test_a_wrong_hint_is_recorded_as_torch_took_it(bias: bool, padding: Any, gra
     """Some paths believe the hint, others the mask: the recorded weights are those that made the output."""
     module, x = attention_module(bias=bias), torch.randn(BATCH, LENGTH, SIZE)
     with torch.set_grad_enabled(grad):
-        given = {"attn_mask": (CAUSAL != 0).T, "is_causal": True, "key_padding_mask": None if padding is None else padding & False}
+        given = {
+            "attn_mask": (CAUSAL != 0).T,
+            "is_causal": True,
+            "key_padding_mask": None if padding is None else padding & False,
+        }
         output, (call,) = recorded(module, x, x, x, need_weights=False, **given)
         assert torch.allclose(output_of(module, call.weights, x), output[0], atol=1e-5)
 
 
 def test_a_causal_hint_hides_the_added_keys_too() -> None:
     module, x = attention_module(add_zero_attn=True), torch.randn(BATCH, LENGTH, SIZE)
-    output, (call,) = recorded(module, x, x, x, need_weights=False, attn_mask=CAUSAL, is_causal=True)
+    output, (call,) = recorded(
+        module, x, x, x, need_weights=False, attn_mask=CAUSAL, is_causal=True
+    )
     assert torch.allclose(output_of(module, call.weights, x), output[0], atol=1e-5)
     assert call.sink is not None
     assert not call.sink.any()
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)], ids=["inference", "autocast"])
+@pytest.mark.parametrize(
+    "mode",
+    [torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)],
+    ids=["inference", "autocast"],
+)
 def test_outputs_are_bit_identical_in_other_modes(mode: Callable[[], Any]) -> None:
     module, x = encoder(), torch.randn(BATCH, LENGTH, SIZE)
     with mode():
@@ -500,7 +608,9 @@ def test_passes_are_told_apart() -> None:
         module(x)
         module(2 * x)
     assert [call.forward_pass for call in recordings] == [0] * 3 + [1] * 3
-    with pytest.raises(CaptureError, match=r"2 forward passes; pick one, as attention\(forward_pass=1\)"):
+    with pytest.raises(
+        CaptureError, match=r"2 forward passes; pick one, as attention\(forward_pass=1\)"
+    ):
         recordings.attention()
     _, second = recorded(module, 2 * x, heads="mean")
     assert np.array_equal(recordings.attention(forward_pass=1).weights, second.attention().weights)
@@ -510,9 +620,19 @@ def test_passes_are_told_apart() -> None:
 
 
 def snapshot(module: nn.Module) -> Any:
-    state = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in module.state_dict().items()}
-    parts = [({name: id(value) for name, value in vars(part).items()}, part.training) for part in module.modules()]
-    hooks = [len(value) for part in module.modules() for name, value in vars(part).items() if name.endswith("hooks")]
+    state = {
+        name: (tensor.data_ptr(), tensor.clone()) for name, tensor in module.state_dict().items()
+    }
+    parts = [
+        ({name: id(value) for name, value in vars(part).items()}, part.training)
+        for part in module.modules()
+    ]
+    hooks = [
+        len(value)
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name.endswith("hooks")
+    ]
     return state, parts, hooks, torch.backends.mha.get_fastpath_enabled(), torch.is_grad_enabled()
 
 
@@ -523,10 +643,19 @@ def assert_unchanged(before: Any, after: Any) -> None:
         assert torch.equal(after[0][name][1], tensor)
 
 
-@pytest.mark.parametrize("make", [encoder, attention_module, lambda: lively(nn.Transformer(SIZE, HEADS, 1, 1, 16, batch_first=True))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        encoder,
+        attention_module,
+        lambda: lively(nn.Transformer(SIZE, HEADS, 1, 1, 16, batch_first=True)),
+    ],
+)
 def test_module_is_restored_after_a_normal_end_and_after_an_error(make: Callable[[], Any]) -> None:
     module, x = make(), torch.randn(BATCH, LENGTH, SIZE)
-    inputs = {nn.TransformerEncoder: 1, nn.MultiheadAttention: 3, nn.Transformer: 2}[type(module)] * [x]
+    inputs = {nn.TransformerEncoder: 1, nn.MultiheadAttention: 3, nn.Transformer: 2}[
+        type(module)
+    ] * [x]
     before = snapshot(module)
     recorded(module, *inputs)
     assert_unchanged(before, snapshot(module))
@@ -557,14 +686,22 @@ def test_a_shadow_that_somebody_else_put_there_stays() -> None:
 
 
 def test_errors_of_what_is_recorded() -> None:
-    with pytest.raises(CaptureError, match=r"this Linear has none; use af.capture"), record(nn.Linear(2, 2)):
+    with (
+        pytest.raises(CaptureError, match=r"this Linear has none; use af.capture"),
+        record(nn.Linear(2, 2)),
+    ):
         pass
-    with pytest.raises(CaptureError, match=r"no attention was recorded; run the forward pass"), record(attention_module()):
+    with (
+        pytest.raises(CaptureError, match=r"no attention was recorded; run the forward pass"),
+        record(attention_module()),
+    ):
         pass
     with pytest.raises(af.OptionError, match=r"takes a torch.nn.Module; got int"), record(3):
         pass
     with (
-        pytest.raises(af.OptionError, match=r"unknown head fusion 'median'; choose from mean, max, min"),
+        pytest.raises(
+            af.OptionError, match=r"unknown head fusion 'median'; choose from mean, max, min"
+        ),
         record(encoder(), heads="median"),
     ):
         pass
@@ -578,14 +715,21 @@ class Mine(nn.MultiheadAttention):  # type: ignore[misc, unused-ignore]
 def test_attention_with_a_forward_of_its_own_is_refused_and_left_alone() -> None:
     module = nn.Sequential(attention_module(), Mine(SIZE, HEADS))
     before = snapshot(module)
-    with pytest.raises(CaptureError, match=r"'1' is a Mine with a forward of its own"), record(module):
+    with (
+        pytest.raises(CaptureError, match=r"'1' is a Mine with a forward of its own"),
+        record(module),
+    ):
         pass
     assert_unchanged(before, snapshot(module))
 
 
 def test_a_fused_layer_around_what_is_recorded_is_refused() -> None:
     module, x = encoder(1), torch.randn(BATCH, LENGTH, SIZE)
-    with torch.no_grad(), pytest.raises(CaptureError, match=r"record the one layer around it"), record(module.layers[0].self_attn):
+    with (
+        torch.no_grad(),
+        pytest.raises(CaptureError, match=r"record the one layer around it"),
+        record(module.layers[0].self_attn),
+    ):
         module(x)
 
 
@@ -593,13 +737,18 @@ def test_a_query_without_a_key_is_named() -> None:
     module, x = attention_module(), torch.randn(BATCH, LENGTH, SIZE)
     mask = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
     mask[3] = True
-    with pytest.raises(CaptureError, match=r"'the module', call 0: query 3 of sequence 0 sees no key"):
+    with pytest.raises(
+        CaptureError, match=r"'the module', call 0: query 3 of sequence 0 sees no key"
+    ):
         recorded(module, x, x, x, attn_mask=mask)
     padding = PADDED.clone()
     padding[2] = True
     with pytest.raises(CaptureError, match=r"query 0 of sequence 2 sees no key"):
         recorded(module, x, torch.randn(BATCH, LENGTH, SIZE), x, key_padding_mask=padding)
-    with pytest.raises(CaptureError, match=r"query 1 of sequence 0: weights must sum to 1 within 0.0001; got nan; look for NaN"):
+    with pytest.raises(
+        CaptureError,
+        match=r"query 1 of sequence 0: weights must sum to 1 within 0.0001; got nan; look for NaN",
+    ):
         recorded(module, x.index_fill(1, torch.tensor(1), torch.nan), x, x)
 
 
@@ -608,11 +757,16 @@ def test_errors_of_attention() -> None:
     padding = PADDED.clone()
     padding[2] = True
     _, recordings = recorded(module, x, src_key_padding_mask=padding)
-    with pytest.raises(CaptureError, match=r"starts with 'decoder'; recorded: layers.0.self_attn, layers.1.self_attn, layers.2.self_attn"):
+    with pytest.raises(
+        CaptureError,
+        match=r"starts with 'decoder'; recorded: layers.0.self_attn, layers.1.self_attn, layers.2.self_attn",
+    ):
         recordings.attention(names="decoder")
     with pytest.raises(CaptureError, match=r"starts with '' in forward pass 4"):
         recordings.attention(forward_pass=4)
-    with pytest.raises(af.OptionError, match=r"sequence must be from 0 to 2, its place in the batch; got 3"):
+    with pytest.raises(
+        af.OptionError, match=r"sequence must be from 0 to 2, its place in the batch; got 3"
+    ):
         recordings.attention(sequence=3)
     with pytest.raises(CaptureError, match=r"sequence 2 is padding alone"):
         recordings.attention(sequence=2)
@@ -622,5 +776,8 @@ def test_errors_of_attention() -> None:
 
 def test_torch_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[models\]'"), record(None):
+    with (
+        pytest.raises(af.MissingExtraError, match=r"pip install 'attnflow\[models\]'"),
+        record(None),
+    ):
         pass

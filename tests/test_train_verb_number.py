@@ -15,16 +15,36 @@ import torch
 import attnflow as af
 from attnflow.paper import grammar
 from attnflow.paper.agreement import Sentence
-from attnflow.paper.augmentation import Mixture, flip_simple, inner_sentences, introductions, parse, training_stream, variant
+from attnflow.paper.augmentation import (
+    Mixture,
+    flip_simple,
+    inner_sentences,
+    introductions,
+    parse,
+    training_stream,
+    variant,
+)
 from attnflow.paper.nouns import Lexicon, build_lexicon
-from attnflow.paper.train_verb_number import Batches, Recipe, build_vocabulary, groups_of, split, train_verb_number
+from attnflow.paper.train_verb_number import (
+    Batches,
+    Recipe,
+    build_vocabulary,
+    groups_of,
+    split,
+    train_verb_number,
+)
 from attnflow.verb_number import VerbNumberConfig
 
 TINY = VerbNumberConfig(0, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
 
 
 def sentence(text: str, label: str = "plural", attractors: int | None = None) -> Sentence:
-    return Sentence(tuple(text.split()), label, "x" if attractors is None else f"numpred.test.{attractors}", attractors)
+    return Sentence(
+        tuple(text.split()),
+        label,
+        "x" if attractors is None else f"numpred.test.{attractors}",
+        attractors,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +52,12 @@ def corpus() -> list[Sentence]:
     """Sentences of the grammar as if they were data: some counted, some natural."""
     found = list(islice(grammar.sentences(seed=5), 1500))
     return [
-        Sentence(each.words, each.label, f"numpred.test.{each.attractors}" if each.attractors else "numpred.val", each.attractors or None)
+        Sentence(
+            each.words,
+            each.label,
+            f"numpred.test.{each.attractors}" if each.attractors else "numpred.val",
+            each.attractors or None,
+        )
         for each in found
     ]
 
@@ -43,7 +68,11 @@ def lexicon(corpus: list[Sentence]) -> Lexicon:
 
 
 def test_the_lexicon_finds_the_nouns_of_the_grammar(lexicon: Lexicon) -> None:
-    found = {(one, many) for one, many in grammar.NOUNS.items() if lexicon.other.get(one) == many and lexicon.other.get(many) == one}
+    found = {
+        (one, many)
+        for one, many in grammar.NOUNS.items()
+        if lexicon.other.get(one) == many and lexicon.other.get(many) == one
+    }
     assert len(found) > 0.9 * len(grammar.NOUNS)
     assert {lexicon.number[one] for one, _ in found} == {0}
     assert not {"the", "this", "big", "of", "often"} & set(lexicon.number)
@@ -58,7 +87,9 @@ def test_the_lexicon_finds_the_nouns_of_the_grammar(lexicon: Lexicon) -> None:
         ("flip_all", "the key to the old doors", "singular"),
     ],
 )
-def test_variants_of_a_sentence_with_an_attractor(kind: str, text: str, label: str, lexicon: Lexicon) -> None:
+def test_variants_of_a_sentence_with_an_attractor(
+    kind: str, text: str, label: str, lexicon: Lexicon
+) -> None:
     found = parse(sentence("the keys to the old door", "plural", 1), lexicon)
     assert found is not None
     assert (found.subject, found.attractors) == (1, (5,))
@@ -86,23 +117,45 @@ def test_only_simple_sentences_are_flipped(lexicon: Lexicon) -> None:
     assert found is not None
     assert (found.text, found.label) == ("the old key often", "singular")
     for text in ("the keys of the door", "the keys", "they"):
-        assert flip_simple(sentence(text, "singular"), lexicon) is None  # two nouns; another number than the verb's; none
-    assert parse(sentence("the keys that we know near the door", "plural", 1), lexicon) is None  # a pronoun between
+        assert (
+            flip_simple(sentence(text, "singular"), lexicon) is None
+        )  # two nouns; another number than the verb's; none
+    assert (
+        parse(sentence("the keys that we know near the door", "plural", 1), lexicon) is None
+    )  # a pronoun between
 
 
 def test_verbs_inside_sentences_give_more_of_them() -> None:
-    found = {(each.text, each.label) for each in inner_sentences([sentence("the key is old but the doors are new and they want to have")])}
+    found = {
+        (each.text, each.label)
+        for each in inner_sentences(
+            [sentence("the key is old but the doors are new and they want to have")]
+        )
+    }
     assert found == {("the key", "singular"), ("the key is old but the doors", "plural")}
     assert introductions([sentence("in the summer , the keys")]) == [("in", "the", "summer", ",")]
 
 
-def test_the_stream_keeps_to_the_train_side_and_is_the_same_for_the_same_seed(corpus: list[Sentence], lexicon: Lexicon) -> None:
+def test_the_stream_keeps_to_the_train_side_and_is_the_same_for_the_same_seed(
+    corpus: list[Sentence], lexicon: Lexicon
+) -> None:
     train = split(corpus)["train"]
     drawn = list(islice(training_stream(train, lexicon, Mixture(), random.Random(1)), 3000))
     assert {each.side for each in drawn} == {"train"}
-    assert drawn[:100] == list(islice(training_stream(train, lexicon, Mixture(), random.Random(1)), 100))
+    assert drawn[:100] == list(
+        islice(training_stream(train, lexicon, Mixture(), random.Random(1)), 100)
+    )
     sources = {each.source for each in drawn}
-    assert {"numpred.val", "numpred.test.1", "cut", "flip", "flip_all", "unattract", "flipped", "grammar"} <= sources
+    assert {
+        "numpred.val",
+        "numpred.test.1",
+        "cut",
+        "flip",
+        "flip_all",
+        "unattract",
+        "flipped",
+        "grammar",
+    } <= sources
     assert 0.4 < sum(each.label == "plural" for each in drawn) / 3000 < 0.6
 
 
@@ -111,8 +164,14 @@ def test_a_batch_depends_on_its_step_alone(corpus: list[Sentence], lexicon: Lexi
     vocabulary = build_vocabulary(sides["train"])
     batches = Batches(sides["train"], vocabulary, lexicon, Recipe(batch=4), seed=3)
     first, late = batches(0), batches(95)
-    for other in (batches(0), Batches(sides["train"], vocabulary, lexicon, Recipe(batch=4), seed=3)(0)):
-        assert all(torch.equal(getattr(first, name), getattr(other, name)) for name in ("ids", "mask", "labels", "truth"))
+    for other in (
+        batches(0),
+        Batches(sides["train"], vocabulary, lexicon, Recipe(batch=4), seed=3)(0),
+    ):
+        assert all(
+            torch.equal(getattr(first, name), getattr(other, name))
+            for name in ("ids", "mask", "labels", "truth")
+        )
     assert torch.equal(late.ids, batches(95).ids)
     assert first.ids.shape[0] == 4
     assert (first.ids[:, 0] == vocabulary.cls_token_id).all()
@@ -127,7 +186,11 @@ def test_a_batch_depends_on_its_step_alone(corpus: list[Sentence], lexicon: Lexi
 def data(tmp_path_factory: pytest.TempPathFactory, corpus: list[Sentence]) -> Path:
     folder = tmp_path_factory.mktemp("data")
     for name in sorted({each.source for each in corpus}):
-        rows = [f"{'VBP' if each.label == 'plural' else 'VBZ'}\t{each.text}\n" for each in corpus if each.source == name]
+        rows = [
+            f"{'VBP' if each.label == 'plural' else 'VBZ'}\t{each.text}\n"
+            for each in corpus
+            if each.source == name
+        ]
         (folder / name).write_text("".join(rows))
     return folder
 
@@ -135,7 +198,9 @@ def data(tmp_path_factory: pytest.TempPathFactory, corpus: list[Sentence]) -> Pa
 def test_a_small_training_learns_and_its_model_loads(data: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     size = VerbNumberConfig(0, num_hidden_layers=1, num_attention_heads=2, hidden_size=32)
-    found = train_verb_number([data], tmp_path / "out", seed=1, steps=300, size=size, report=lines.append)
+    found = train_verb_number(
+        [data], tmp_path / "out", seed=1, steps=300, size=size, report=lines.append
+    )
     assert found.test["natural"].accuracy > 0.85
     assert len(lines) == 4
     model = af.load(tmp_path / "out")
@@ -143,7 +208,10 @@ def test_a_small_training_learns_and_its_model_loads(data: Path, tmp_path: Path)
     again = groups_of(model.model, model.tokenizer, sides["test"])
     assert again["natural"].count > 0
     card = (tmp_path / "out" / "README.md").read_text()
-    assert f"| natural | {found.test['natural'].count} | {found.test['natural'].accuracy:.3f} |" in card
+    assert (
+        f"| natural | {found.test['natural'].count} | {found.test['natural'].accuracy:.3f} |"
+        in card
+    )
     assert "attnflow train verb-number --data=" in card
     with pytest.raises(af.FileError, match="already holds a model"):
         train_verb_number([data], tmp_path / "out")
@@ -160,9 +228,14 @@ recipe.train_verb_number([Path(sys.argv[1])], Path(sys.argv[2]), seed=4, steps=4
 """
 
 
-def test_killed_and_resumed_it_gives_the_weights_of_an_unbroken_run(data: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_it_gives_the_weights_of_an_unbroken_run(
+    data: Path, tmp_path: Path
+) -> None:
     def run(out: str, how: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", PROGRAM, str(data), str(tmp_path / out), how], cwd=Path(__file__).parent.parent)
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(data), str(tmp_path / out), how],
+            cwd=Path(__file__).parent.parent,
+        )
 
     whole = run("whole", "new")
     killed = run("killed", "new")
@@ -182,5 +255,7 @@ def test_killed_and_resumed_it_gives_the_weights_of_an_unbroken_run(data: Path, 
 
 def test_too_little_data_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "numpred.val").write_text("VBZ\tthe key\n")
-    with pytest.raises(af.FileError, match=r"has no sentence on the (train|dev|test) side of the split"):
+    with pytest.raises(
+        af.FileError, match=r"has no sentence on the (train|dev|test) side of the split"
+    ):
         train_verb_number([tmp_path], tmp_path / "out")

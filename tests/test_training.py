@@ -34,7 +34,15 @@ def rows(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def verb_task(**changes: Any) -> Task:
     torch.manual_seed(0)
-    module = VerbNumber(VerbNumberConfig(WORDS, num_hidden_layers=1, num_attention_heads=2, hidden_size=16, max_position_embeddings=8))
+    module = VerbNumber(
+        VerbNumberConfig(
+            WORDS,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            hidden_size=16,
+            max_position_embeddings=8,
+        )
+    )
     dev = rows(10_000)
 
     def loss(batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
@@ -44,17 +52,31 @@ def verb_task(**changes: Any) -> Task:
         assert not module.training
         return float((module(dev[0]).logits.argmax(dim=-1) == dev[1]).float().mean())
 
-    usual = {"steps": 40, "batch_at": rows, "loss": loss, "measure": measure, "every": 10, "optimiser": Optimiser(learning_rate=0.02)}
+    usual = {
+        "steps": 40,
+        "batch_at": rows,
+        "loss": loss,
+        "measure": measure,
+        "every": 10,
+        "optimiser": Optimiser(learning_rate=0.02),
+    }
     return Task(**{"module": module, **usual, **changes})
 
 
 def saver(folder: Path) -> Callable[[Any], None]:
     """Writes every weight, as a recipe's `save` would."""
-    return lambda module: save_file({name: value.contiguous() for name, value in module.state_dict().items()}, folder / "model.safetensors")
+    return lambda module: save_file(
+        {name: value.contiguous() for name, value in module.state_dict().items()},
+        folder / "model.safetensors",
+    )
 
 
-def run(folder: Path, *, resume: bool = False, seed: int = 0, report: Any = None, **changes: Any) -> Outcome:
-    return train(verb_task(**changes), folder, seed=seed, resume=resume, save=saver(folder), report=report)
+def run(
+    folder: Path, *, resume: bool = False, seed: int = 0, report: Any = None, **changes: Any
+) -> Outcome:
+    return train(
+        verb_task(**changes), folder, seed=seed, resume=resume, save=saver(folder), report=report
+    )
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -83,10 +105,14 @@ def interrupted(folder: Path, at: int = 15, **changes: Any) -> None:
 # ---- what a training does ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_lowers_the_loss_and_reports_each_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_lowers_the_loss_and_reports_each_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines: list[str] = []
     outcome = run(tmp_path / "out", steps=100, every=20, report=lines.append)
-    assert [line.split(":")[0] for line in lines] == [f"step {step} of 100" for step in (20, 40, 60, 80, 100)]
+    assert [line.split(":")[0] for line in lines] == [
+        f"step {step} of 100" for step in (20, 40, 60, 80, 100)
+    ]
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
     assert losses[-1] < losses[0] / 2
     assert outcome.accuracy == 1.0
@@ -112,10 +138,14 @@ def test_the_result_is_the_best_on_dev_and_not_the_last(tmp_path: Path) -> None:
 
 def test_it_stops_by_itself_after_patience(tmp_path: Path) -> None:
     accuracies = iter([0.5, 0.6, 0.6, 0.1])
-    assert run(tmp_path, steps=1000, every=2, patience=2, measure=lambda: next(accuracies)).steps == 8
+    assert (
+        run(tmp_path, steps=1000, every=2, patience=2, measure=lambda: next(accuracies)).steps == 8
+    )
 
 
-def test_dev_is_measured_on_the_moving_average_and_training_goes_on_from_the_last_weights(tmp_path: Path) -> None:
+def test_dev_is_measured_on_the_moving_average_and_training_goes_on_from_the_last_weights(
+    tmp_path: Path,
+) -> None:
     task = verb_task()
     expected = {name: value.detach().clone() for name, value in task.module.named_parameters()}
     present: list[torch.Tensor] = []
@@ -129,7 +159,15 @@ def test_dev_is_measured_on_the_moving_average_and_training_goes_on_from_the_las
         measured.append(task.module.classifier.weight.clone())
         return 0.5
 
-    found = verb_task(module=task.module, loss=task.loss, batch_at=batch_at, measure=measure, average=0.9, steps=4, every=2)
+    found = verb_task(
+        module=task.module,
+        loss=task.loss,
+        batch_at=batch_at,
+        measure=measure,
+        average=0.9,
+        steps=4,
+        every=2,
+    )
     train(found, tmp_path, seed=0, resume=False, save=lambda module: None)
     average = expected["classifier.weight"]
     for step in (1, 2):
@@ -138,7 +176,9 @@ def test_dev_is_measured_on_the_moving_average_and_training_goes_on_from_the_las
     assert not torch.equal(present[2], measured[0])
 
 
-def test_a_seed_gives_the_same_weights_again_and_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
+def test_a_seed_gives_the_same_weights_again_and_leaves_the_callers_random_numbers_alone(
+    tmp_path: Path,
+) -> None:
     run(tmp_path / "one")
     task = verb_task()
     torch.manual_seed(5)
@@ -148,12 +188,18 @@ def test_a_seed_gives_the_same_weights_again_and_leaves_the_callers_random_numbe
     assert not torch.are_deterministic_algorithms_enabled()
     assert_same_bits(tmp_path / "one", tmp_path / "two")
     run(tmp_path / "three", seed=1)
-    assert not torch.equal(weights(tmp_path / "one")["classifier.weight"], weights(tmp_path / "three")["classifier.weight"])
+    assert not torch.equal(
+        weights(tmp_path / "one")["classifier.weight"],
+        weights(tmp_path / "three")["classifier.weight"],
+    )
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_the_rate_rises_then_falls_towards_zero(decay: Any) -> None:
-    rates = [Optimiser(learning_rate=1.0, warm_up=0.2, decay=decay).rate_at(step, 50) for step in range(50)]
+    rates = [
+        Optimiser(learning_rate=1.0, warm_up=0.2, decay=decay).rate_at(step, 50)
+        for step in range(50)
+    ]
     assert max(rates) == rates[9] == rates[10] == 1.0
     assert rates[:10] == sorted(rates[:10])
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -164,9 +210,16 @@ def test_a_parameter_has_its_own_rate_and_frozen_ones_stay(tmp_path: Path) -> No
     task = verb_task()
     task.module.position_embedding.requires_grad_(False)
     before = {name: value.detach().clone() for name, value in task.module.named_parameters()}
-    slow = verb_task(module=task.module, loss=task.loss, measure=task.measure, scale=lambda name: float("classifier" in name))
+    slow = verb_task(
+        module=task.module,
+        loss=task.loss,
+        measure=task.measure,
+        scale=lambda name: float("classifier" in name),
+    )
     train(slow, tmp_path, seed=0, resume=False, save=saver(tmp_path))
-    moved = {name for name, value in weights(tmp_path).items() if not torch.equal(value, before[name])}
+    moved = {
+        name for name, value in weights(tmp_path).items() if not torch.equal(value, before[name])
+    }
     assert moved == {"classifier.weight", "classifier.bias"}
 
 
@@ -192,7 +245,10 @@ def test_an_optimiser_out_of_range_is_refused() -> None:
 
 
 def test_a_loss_that_is_no_number_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(af.OptionError, match="the loss must stay finite; got nan at step 1: lower the learning rate"):
+    with pytest.raises(
+        af.OptionError,
+        match="the loss must stay finite; got nan at step 1: lower the learning rate",
+    ):
         run(tmp_path, loss=lambda batch: torch.tensor(float("nan"), requires_grad=True))
 
 
@@ -215,7 +271,11 @@ KILLED = textwrap.dedent(
 def kill_in_the_middle(folder: Path) -> None:
     """A real process that writes a checkpoint at every step, killed at some moment after the first one."""
     root = Path(__file__).parent.parent
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], cwd=root, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(folder)],
+        cwd=root,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     end = time.monotonic() + 60
     while not (folder / STATE).exists():
         assert process.poll() is None
@@ -264,7 +324,9 @@ def test_a_save_that_failed_is_tried_again_by_resume(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-def test_a_write_that_fails_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_checkpoint_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = 0
 
     def half(file: Any, data: bytes) -> None:
@@ -277,9 +339,13 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_whole(tmp_path: Path, monk
                 full.write(b"x")
 
     monkeypatch.setattr(training, "write_through", half)
-    with pytest.raises(af.FileError, match=r"cannot write .*state\.safetensors: No space left on device"):
+    with pytest.raises(
+        af.FileError, match=r"cannot write .*state\.safetensors: No space left on device"
+    ):
         run(tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out" / "checkpoint").iterdir()] == ["state.safetensors"]
+    assert [path.name for path in (tmp_path / "out" / "checkpoint").iterdir()] == [
+        "state.safetensors"
+    ]
     assert checkpoint.read_checkpoint(tmp_path / "out" / STATE)[1]["step"] == 10
     monkeypatch.undo()
     run(tmp_path / "out", resume=True)
@@ -309,7 +375,10 @@ def refusal(folder: Path, **options: Any) -> str:
 def test_a_finished_model_is_not_overwritten(tmp_path: Path) -> None:
     run(tmp_path)
     for resume in (False, True):
-        assert refusal(tmp_path, resume=resume) == f"{tmp_path} already holds a model; choose another --out"
+        assert (
+            refusal(tmp_path, resume=resume)
+            == f"{tmp_path} already holds a model; choose another --out"
+        )
 
 
 def test_an_unfinished_training_is_not_overwritten(tmp_path: Path) -> None:
@@ -326,7 +395,10 @@ def test_resume_needs_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    assert refusal(tmp_path) == f"{tmp_path} must be new or empty; it holds thesis.txt: choose another --out"
+    assert (
+        refusal(tmp_path)
+        == f"{tmp_path} must be new or empty; it holds thesis.txt: choose another --out"
+    )
     assert "is a file: choose another --out" in refusal(tmp_path / "thesis.txt")
     (tmp_path / "mine" / "checkpoint").mkdir(parents=True)
     (tmp_path / "mine" / "checkpoint" / "thesis.txt").write_text("years of work")
@@ -335,7 +407,9 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_one_line() -> None:
-    with pytest.raises(af.FileError, match=r"cannot write to '/proc/nowhere/out': .*; choose another --out"):
+    with pytest.raises(
+        af.FileError, match=r"cannot write to '/proc/nowhere/out': .*; choose another --out"
+    ):
         run(Path("/proc/nowhere/out"))
     with pytest.raises(af.FileError, match=r"cannot write to 'a.x00b': .*; choose another --out"):
         run(Path("a\0b"))
@@ -346,9 +420,17 @@ def test_other_options_than_the_checkpoints_are_refused_by_name(tmp_path: Path) 
     same = {"resume": True, "options": {"data": "abc"}}
     start = f"{tmp_path / STATE} is of a training with other options or data: "
     end = "; give the same, or choose another --out"
-    assert refusal(tmp_path, resume=True, options={"data": "xyz"}) == f"{start}data was abc, is xyz{end}"
-    assert refusal(tmp_path, **same, seed=1, steps=50) == f"{start}seed was 0, is 1, steps was 40, is 50{end}"
-    assert "learning_rate was 0.02, is 0.5" in refusal(tmp_path, **same, optimiser=Optimiser(learning_rate=0.5))
+    assert (
+        refusal(tmp_path, resume=True, options={"data": "xyz"})
+        == f"{start}data was abc, is xyz{end}"
+    )
+    assert (
+        refusal(tmp_path, **same, seed=1, steps=50)
+        == f"{start}seed was 0, is 1, steps was 40, is 50{end}"
+    )
+    assert "learning_rate was 0.02, is 0.5" in refusal(
+        tmp_path, **same, optimiser=Optimiser(learning_rate=0.5)
+    )
     assert "rates was" in refusal(tmp_path, **same, scale=lambda name: 2.0)
     assert "model was" in refusal(tmp_path, **same, module=torch.nn.Linear(2, 2))
 
@@ -385,7 +467,9 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: Callable[[Path], 
 
 def test_read_sst2_takes_plain_files_and_glues(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
-    path.write_bytes("a joy \x85 for ever\t1\nsentence\tlabel\t".encode().rsplit(b"\n", 1)[0] + b"\na bore\t0")
+    path.write_bytes(
+        "a joy \x85 for ever\t1\nsentence\tlabel\t".encode().rsplit(b"\n", 1)[0] + b"\na bore\t0"
+    )
     assert read_sst2(path) == [("a joy \x85 for ever", 1), ("a bore", 0)]
     path.write_bytes(b"\xef\xbb\xbfsentence\tlabel\r\na joy\t1\r\n")
     assert read_sst2(path) == [("a joy", 1)]
@@ -394,12 +478,27 @@ def test_read_sst2_takes_plain_files_and_glues(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"a joy\t1\na bore 0\n", ", line 2: a line must be a sentence, a tab, 0 or 1; got 'a bore 0'"),
-        (b"a joy\t1\t1\n", ", line 1: a line must be a sentence, a tab, 0 or 1; got 'a joy\\t1\\t1'"),
+        (
+            b"a joy\t1\na bore 0\n",
+            ", line 2: a line must be a sentence, a tab, 0 or 1; got 'a bore 0'",
+        ),
+        (
+            b"a joy\t1\t1\n",
+            ", line 1: a line must be a sentence, a tab, 0 or 1; got 'a joy\\t1\\t1'",
+        ),
         (b" \t1\n", ", line 1: a line must be a sentence, a tab, 0 or 1; got ' \\t1'"),
-        (b"a joy\t1\na bore\t2\n", ", line 2: a label must be 0 (negative) or 1 (positive); got '2'"),
-        (b"a joy\t1\nsentence\tlabel\n", ", line 2: a label must be 0 (negative) or 1 (positive); got 'label'"),
-        (b"a joy\t1\na b\xe9b\xe9\t1\n", ", line 2: not UTF-8 (invalid continuation byte); save the file as UTF-8"),
+        (
+            b"a joy\t1\na bore\t2\n",
+            ", line 2: a label must be 0 (negative) or 1 (positive); got '2'",
+        ),
+        (
+            b"a joy\t1\nsentence\tlabel\n",
+            ", line 2: a label must be 0 (negative) or 1 (positive); got 'label'",
+        ),
+        (
+            b"a joy\t1\na b\xe9b\xe9\t1\n",
+            ", line 2: not UTF-8 (invalid continuation byte); save the file as UTF-8",
+        ),
         (b"", " holds no sentences; each line must be a sentence, a tab, 0 or 1"),
         (b"sentence\tlabel\n", " holds no sentences; each line must be a sentence, a tab, 0 or 1"),
     ],
@@ -426,10 +525,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.families import word_tokenizer
 
     folder = tmp_path_factory.mktemp("base")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 8}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 8,
+    }
     torch.manual_seed(0)
-    encoder = transformers.BertModel(transformers.BertConfig(vocab_size=13, pad_token_id=1, **sizes))
-    for parameter in encoder.parameters():  # larger than the usual start: the embeddings stay as they are, so words must differ
+    encoder = transformers.BertModel(
+        transformers.BertConfig(vocab_size=13, pad_token_id=1, **sizes)
+    )
+    for parameter in (
+        encoder.parameters()
+    ):  # larger than the usual start: the embeddings stay as they are, so words must differ
         if parameter.ndim > 1:
             parameter.data = torch.randn(parameter.shape) * 0.3
     encoder.save_pretrained(folder)
@@ -441,8 +550,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A word decides, "here" or "lost"; one sentence is longer than the model takes."""
     folder = tmp_path_factory.mktemp("data")
-    good = ["the key is here", "here", "cabinets are here", "here to the key to the cabinets to the key"]
-    lines = [*(f"{each}\t1" for each in good), *(f"{each.replace('here', 'lost')}\t0" for each in good)]
+    good = [
+        "the key is here",
+        "here",
+        "cabinets are here",
+        "here to the key to the cabinets to the key",
+    ]
+    lines = [
+        *(f"{each}\t1" for each in good),
+        *(f"{each.replace('here', 'lost')}\t0" for each in good),
+    ]
     for name, times in (("train", 20), ("dev", 1), ("test", 2)):
         (folder / f"{name}.tsv").write_text("\n".join(lines * times) + "\n")
     return folder
@@ -465,16 +582,26 @@ def test_a_trained_classifier_is_a_folder_that_attnflow_loads(
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
     assert not [name for name in names if name.startswith(".") or name == "checkpoint"]
-    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # who may read the card may read the weights
+    assert (
+        len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
+    )  # who may read the card may read the weights
     model = af.load(tmp_path / "out")
-    assert [label for label, _ in model.predict(["the key is here", "the key is lost"])] == ["positive", "negative"]
+    assert [label for label, _ in model.predict(["the key is here", "the key is lost"])] == [
+        "positive",
+        "negative",
+    ]
     assert af.capture(model, "the key is here").tokens[0] == "[CLS]"
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "| test (measured once) | 16 | 1.0000 |" in readme
-    assert f"attnflow train sentiment --base={base} --data={data} --out={tmp_path / 'out'} --epochs=8 --seed=0" in readme
+    assert (
+        f"attnflow train sentiment --base={base} --data={data} --out={tmp_path / 'out'} --epochs=8 --seed=0"
+        in readme
+    )
 
 
-def test_a_classifier_broken_off_is_continued_bit_for_bit(base: Path, data: Path, tmp_path: Path) -> None:
+def test_a_classifier_broken_off_is_continued_bit_for_bit(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
     def stop(line: str) -> None:
         if line.startswith("step 3 "):
             os.kill(os.getpid(), signal.SIGINT)
@@ -489,9 +616,13 @@ def test_a_classifier_broken_off_is_continued_bit_for_bit(base: Path, data: Path
     train_sentiment(base, data, tmp_path / "broken", epochs=2, resume=True)
     train_sentiment(base, data, tmp_path / "whole", epochs=2)
     assert_same_bits(tmp_path / "broken", tmp_path / "whole")
-    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("broken", "whole")]
+    names = [
+        sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("broken", "whole")
+    ]
     assert names[0] == names[1]
-    assert (tmp_path / "broken" / "config.json").read_text() == (tmp_path / "whole" / "config.json").read_text()
+    assert (tmp_path / "broken" / "config.json").read_text() == (
+        tmp_path / "whole" / "config.json"
+    ).read_text()
 
 
 def test_limit_takes_the_first_sentences(base: Path, data: Path, tmp_path: Path) -> None:
@@ -502,14 +633,18 @@ def test_limit_takes_the_first_sentences(base: Path, data: Path, tmp_path: Path)
 def test_batches_hold_every_sentence_once_and_follow_from_seed_and_epoch() -> None:
     examples = [sentiment.Example((number,) * (number % 7 + 1), 0) for number in range(100)]
     batches = sentiment.batches_of(examples, 0, 0)
-    assert sorted(each.ids for batch in batches for each in batch) == sorted(each.ids for each in examples)
+    assert sorted(each.ids for batch in batches for each in batch) == sorted(
+        each.ids for each in examples
+    )
     assert [len(batch) for batch in batches].count(sentiment.BATCH) == 3
     assert batches == sentiment.batches_of(examples, 0, 0)
     assert batches != sentiment.batches_of(examples, 0, 1)
     assert batches != sentiment.batches_of(examples, 1, 0)
 
 
-def test_a_classifier_refuses_before_it_loads_anything(base: Path, data: Path, tmp_path: Path) -> None:
+def test_a_classifier_refuses_before_it_loads_anything(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(af.FileError, match="already holds a model; choose another --out"):
         train_sentiment("no such folder", data, tmp_path)
@@ -523,7 +658,9 @@ def test_a_classifier_refuses_before_it_loads_anything(base: Path, data: Path, t
 
 def test_a_base_that_is_no_encoder_is_one_line(data: Path, tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    with pytest.raises(af.FileError, match="the base must be the folder of an encoder and its tokenizer; got "):
+    with pytest.raises(
+        af.FileError, match="the base must be the folder of an encoder and its tokenizer; got "
+    ):
         train_sentiment(tmp_path / "base", data, tmp_path / "out")
 
 
@@ -538,7 +675,10 @@ def test_a_classifier_whose_save_fails_leaves_no_half_of_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(transformers.BertForSequenceClassification, "save_pretrained", full)
-        with pytest.raises(af.FileError, match=r"cannot write .*: No space left on device; pass --resume to try again"):
+        with pytest.raises(
+            af.FileError,
+            match=r"cannot write .*: No space left on device; pass --resume to try again",
+        ):
             train_sentiment(base, data, tmp_path / "out", epochs=1)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint"]
     train_sentiment(base, data, tmp_path / "out", epochs=1, resume=True)

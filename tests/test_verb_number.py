@@ -13,7 +13,14 @@ import torch
 
 import attnflow as af
 from attnflow import verb_number
-from attnflow.verb_number import SPECIAL, VerbNumber, VerbNumberConfig, Vocabulary, pieces, word_class
+from attnflow.verb_number import (
+    SPECIAL,
+    VerbNumber,
+    VerbNumberConfig,
+    Vocabulary,
+    pieces,
+    word_class,
+)
 
 WEIGHTS = Path(verb_number.__file__).parent / "weights"
 SINGULAR = """
@@ -65,7 +72,12 @@ the zorbs near the glimp
 def test_the_bundled_model_knows_the_number_of_these_subjects() -> None:
     model = af.load("verb-number")
     found = [label for label, _ in model.predict(SINGULAR + PLURAL)]
-    right = [label == expected for label, expected in zip(found, ["singular"] * len(SINGULAR) + ["plural"] * len(PLURAL), strict=True)]
+    right = [
+        label == expected
+        for label, expected in zip(
+            found, ["singular"] * len(SINGULAR) + ["plural"] * len(PLURAL), strict=True
+        )
+    ]
     wrong = [text for text, good in zip(SINGULAR + PLURAL, right, strict=True) if not good]
     assert np.mean(right[: len(SINGULAR)]) >= 0.9, wrong
     assert np.mean(right[len(SINGULAR) :]) >= 0.9, wrong
@@ -80,8 +92,15 @@ def test_the_bundled_model_has_the_size_of_the_papers() -> None:
 
 
 def test_it_loads_without_transformers() -> None:
-    program = "import sys, attnflow as af; af.explain('the key'); print('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    program = (
+        "import sys, attnflow as af; af.explain('the key'); print('transformers' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )
 
 
 def test_capture_gives_the_weights_that_the_model_computes() -> None:
@@ -93,14 +112,18 @@ def test_capture_gives_the_weights_that_the_model_computes() -> None:
     for place, attention in enumerate(af.capture(model, texts, heads=None)):
         size = len(attention.tokens)
         for layer in range(6):
-            np.testing.assert_allclose(attention.weights[layer], expected[layer][place, :, :size, :size], atol=1e-6)
+            np.testing.assert_allclose(
+                attention.weights[layer], expected[layer][place, :, :size, :size], atol=1e-6
+            )
     assert expected[0][1, :, :, 3:].abs().max() == 0  # padding gets nothing
 
 
 def test_padding_does_not_change_a_prediction() -> None:
     model = af.load("verb-number")
     texts = ["the keys", "the key to the cabinets of the old house that we saw"]
-    assert [label for label, _ in model.predict(texts)] == [model.predict([text])[0][0] for text in texts]
+    assert [label for label, _ in model.predict(texts)] == [
+        model.predict([text])[0][0] for text in texts
+    ]
     for together, text in zip(model.predict(texts), texts, strict=True):
         assert together[1] == pytest.approx(model.predict([text])[0][1], abs=1e-5)
 
@@ -108,7 +131,10 @@ def test_padding_does_not_change_a_prediction() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("It's the dogs' bone, isn't it?", ["It", "'s", "the", "dogs", "'", "bone", ",", "is", "n't", "it", "?"]),
+        (
+            "It's the dogs' bone, isn't it?",
+            ["It", "'s", "the", "dogs", "'", "bone", ",", "is", "n't", "it", "?"],
+        ),
         ("“Well-known” authors don’t", ['"', "Well-known", '"', "authors", "do", "n't"]),
         ("the 1,000 U.S. ships", ["the", "1", ",", "000", "U.S", ".", "ships"]),
         ("  \t two\nlines  ", ["two", "lines"]),
@@ -138,8 +164,16 @@ def test_an_unknown_word_is_read_by_its_look(word: str, expected: str) -> None:
 
 def test_an_unknown_word_keeps_its_number() -> None:
     vocabulary = af.load("verb-number").tokenizer
-    assert vocabulary("The glimps saw Glimpia").tokens() == ["[CLS]", "the", "glimps/NNS", "saw", "Glimpia/NNP"]
-    assert vocabulary("Glimps saw").tokens()[1] == "Glimps/NNS"  # the first word of a text is no name for its capital
+    assert vocabulary("The glimps saw Glimpia").tokens() == [
+        "[CLS]",
+        "the",
+        "glimps/NNS",
+        "saw",
+        "Glimpia/NNP",
+    ]
+    assert (
+        vocabulary("Glimps saw").tokens()[1] == "Glimps/NNS"
+    )  # the first word of a text is no name for its capital
     encoded = af.load("verb-number").encode("the glimps saw")
     assert encoded.words == (None, 0, 1, 2)
     assert vocabulary.convert_ids_to_tokens(encoded.ids)[2] == "NNS"
@@ -156,14 +190,24 @@ def test_a_vocabulary_that_is_none_is_refused() -> None:
 def tiny(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     vocabulary = Vocabulary([*SPECIAL, "the", "key", "keys", "NN", "NNS"])
-    config = VerbNumberConfig(len(vocabulary), num_hidden_layers=2, num_attention_heads=2, hidden_size=8, max_position_embeddings=9)
+    config = VerbNumberConfig(
+        len(vocabulary),
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        hidden_size=8,
+        max_position_embeddings=9,
+    )
     verb_number.save(VerbNumber(config), vocabulary, tmp_path)
     return tmp_path
 
 
 def test_a_saved_model_loads_by_its_folder(tiny: Path) -> None:
     model = af.load(tiny)
-    assert (model.longest, model.task, model.tokenizer.words[3]) == (9, "sequence classification", "the")
+    assert (model.longest, model.task, model.tokenizer.words[3]) == (
+        9,
+        "sequence classification",
+        "the",
+    )
     again, _ = verb_number.load(tiny)
     for name, weight in again.state_dict().items():
         np.testing.assert_array_equal(weight, model.model.state_dict()[name])
@@ -188,7 +232,9 @@ def damage(folder: Path, what: str) -> None:
         (folder / "config.json").write_text(json.dumps({"model_type": "verb-number"}))
 
 
-@pytest.mark.parametrize("what", ["no vocabulary", "cut weights", "another size", "unknown option", "no labels"])
+@pytest.mark.parametrize(
+    "what", ["no vocabulary", "cut weights", "another size", "unknown option", "no labels"]
+)
 def test_a_damaged_folder_is_one_clear_line(what: str, tiny: Path) -> None:
     damage(tiny, what)
     with pytest.raises(af.FileError, match="is no verb-number model") as error:
@@ -196,7 +242,9 @@ def test_a_damaged_folder_is_one_clear_line(what: str, tiny: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_full_disk_leaves_the_old_model_whole(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_model_whole(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (tiny / "model.safetensors").read_bytes()
     model, vocabulary = verb_number.load(tiny)
 
@@ -211,7 +259,16 @@ def test_a_full_disk_leaves_the_old_model_whole(tiny: Path, monkeypatch: pytest.
 
 def test_the_model_card_says_what_is_known(tmp_path: Path) -> None:
     card = (WEIGHTS / "README.md").read_text()
-    for word in ("numpred", "MASC", "Linzen", "seed", "attnflow train verb-number", "attractors", "licen", "split"):
+    for word in (
+        "numpred",
+        "MASC",
+        "Linzen",
+        "seed",
+        "attnflow train verb-number",
+        "attractors",
+        "licen",
+        "split",
+    ):
         assert word in card, word
     shutil.copytree(WEIGHTS, tmp_path / "copy")
     assert af.load(tmp_path / "copy").predict(["the key"])[0][0] == "singular"

@@ -80,17 +80,25 @@ class Attention:
         if fused is not None and not isinstance(fused, str):
             raise WeightsError(f"fused must say how heads were fused, as a string; got {fused!r}")
         if array.ndim not in (3, 4):
-            raise WeightsError(f"weights must have 4 axes [layer, head, query, key], or 3 if heads are fused; got shape {array.shape}")
+            raise WeightsError(
+                f"weights must have 4 axes [layer, head, query, key], or 3 if heads are fused; got shape {array.shape}"
+            )
         if array.ndim == 3:
             fused = fused or "mean"
         elif fused is not None and array.shape[1] != 1:
-            raise WeightsError(f"fused weights must have one head; got {array.shape[1]} with fused={fused!r}")
+            raise WeightsError(
+                f"fused weights must have one head; got {array.shape[1]} with fused={fused!r}"
+            )
         depth, size = array.shape[0], array.shape[-1]
-        checked, is_masked, windows = masked(check_rows(array, precision, copy=copy or array is not weights), causal, window)
+        checked, is_masked, windows = masked(
+            check_rows(array, precision, copy=copy or array is not weights), causal, window
+        )
         if sink is not None:
             sink = to_array(sink, "sink")[0].astype(np.float64)
             if sink.shape != (depth, size):
-                raise WeightsError(f"sink must have shape [layer, query], here {(depth, size)}; got {sink.shape}")
+                raise WeightsError(
+                    f"sink must have shape [layer, query], here {(depth, size)}; got {sink.shape}"
+                )
             if not ((sink >= 0) & (sink <= 1 + LEAK)).all():
                 raise WeightsError("sink must be shares from 0 to 1; some are not")
         freeze(
@@ -145,7 +153,12 @@ class Attention:
         fused = self._fuse(heads)
         if top_head is not None:
             layer, head = self._top_head(top_head)
-            fused = np.concatenate([fused[: layer - 1], renormalise(self.weights[layer - 1, head].astype(np.float64))[None]])
+            fused = np.concatenate(
+                [
+                    fused[: layer - 1],
+                    renormalise(self.weights[layer - 1, head].astype(np.float64))[None],
+                ]
+            )
         return AttentionGraph(
             weights=fused,
             residual=residual,
@@ -162,10 +175,14 @@ class Attention:
         if not isinstance(heads, str | int | np.integer | Callable):
             raise OptionError(f"heads must be a name, a head's number or a function; got {heads!r}")
         if self.fused is not None and heads not in (self.fused, "mean"):
-            raise OptionError(f"these weights are fused over heads already ({self.fused}); heads={heads!r} needs weights of every head")
+            raise OptionError(
+                f"these weights are fused over heads already ({self.fused}); heads={heads!r} needs weights of every head"
+            )
         if isinstance(heads, str):
             if heads not in FUSIONS:
-                raise OptionError(f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, a head's number or a function")
+                raise OptionError(
+                    f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, a head's number or a function"
+                )
         elif not callable(heads):
             (head,) = integers([heads], "heads")
             self._check_head(head)
@@ -175,7 +192,12 @@ class Attention:
             if isinstance(heads, str):
                 matrices = FUSIONS[heads](part, axis=1)
             elif callable(heads):
-                matrices = np.stack([fused_by(heads, layer, number) for number, layer in enumerate(part, start=layers.start + 1)])
+                matrices = np.stack(
+                    [
+                        fused_by(heads, layer, number)
+                        for number, layer in enumerate(part, start=layers.start + 1)
+                    ]
+                )
             else:
                 matrices = part[:, head]
             fused[layers] = renormalise(matrices)
@@ -186,7 +208,9 @@ class Attention:
             raise OptionError(f"top_head must be a pair (layer, head); got {top_head!r}")
         layer, head = integers(top_head, "top_head")
         if self.fused is not None:
-            raise OptionError(f"these weights are fused over heads already ({self.fused}); top_head needs weights of every head")
+            raise OptionError(
+                f"these weights are fused over heads already ({self.fused}); top_head needs weights of every head"
+            )
         if not 1 <= layer <= self.depth:
             raise OptionError(f"the layer of top_head must be from 1 to {self.depth}; got {layer}")
         self._check_head(head)
@@ -238,31 +262,45 @@ class Attention:
         arrays = read_arrays(Path(path))
         if "weights" not in arrays:
             if len(arrays) != 1:
-                raise FileError(f"{path} must hold one array, or one named 'weights'; it holds {', '.join(arrays) or 'none'}")
+                raise FileError(
+                    f"{path} must hold one array, or one named 'weights'; it holds {', '.join(arrays) or 'none'}"
+                )
             return cls(next(iter(arrays.values())))
         try:
             written = int(arrays.get("format", np.array(FORMAT)))
             if written > FORMAT:
-                raise FileError(f"{path} was written by a newer attnflow (format {written}); update attnflow to read it")
+                raise FileError(
+                    f"{path} was written by a newer attnflow (format {written}); update attnflow to read it"
+                )
             return cls(
                 arrays["weights"],
                 tokens=stored_tokens(arrays),
                 causal=bool(arrays["causal"]) if "causal" in arrays else None,
-                window=[int(window) or None for window in arrays["window"]] if "window" in arrays else None,
+                window=[int(window) or None for window in arrays["window"]]
+                if "window" in arrays
+                else None,
                 words=[int(word) for word in arrays["words"]] if "words" in arrays else None,
                 fused=arrays["fused"].item() if "fused" in arrays else None,
                 sink=arrays.get("sink"),
-                layer_names=[str(name) for name in arrays["layer_names"]] if "layer_names" in arrays else None,
+                layer_names=[str(name) for name in arrays["layer_names"]]
+                if "layer_names" in arrays
+                else None,
                 grid=tuple(arrays["grid"].tolist()) if "grid" in arrays else None,
             )
         except (TypeError, ValueError, KeyError, OverflowError, IndexError) as error:
             if isinstance(error, AttnFlowError):
                 raise
-            raise FileError(f"{path} is not a file of attention weights that attnflow wrote: {error}") from error
+            raise FileError(
+                f"{path} is not a file of attention weights that attnflow wrote: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
-        heads = f"fused heads ({self.fused})" if self.fused else f"{self.heads} head{'s' * (self.heads > 1)}"
+        heads = (
+            f"fused heads ({self.fused})"
+            if self.fused
+            else f"{self.heads} head{'s' * (self.heads > 1)}"
+        )
         return f"<Attention: {layers}, {heads}, {self.size} {'causal ' if self.causal else ''}positions>"
 
 
@@ -271,7 +309,9 @@ def fused_by(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats
     try:
         matrix = np.asarray(fusion(layer, axis=0), dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise OptionError(f"a head fusion is called as f(weights, axis=0) and must give an array; it failed: {error}") from error
+        raise OptionError(
+            f"a head fusion is called as f(weights, axis=0) and must give an array; it failed: {error}"
+        ) from error
     if matrix.shape != layer.shape[1:] or not np.isfinite(matrix).all() or (matrix < 0).any():
         raise OptionError(
             f"a head fusion must turn [head, query, key] into [query, key], finite and not negative;"
@@ -290,29 +330,43 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
-            return {"weights": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+            return (
+                {"weights": loaded}
+                if isinstance(loaded, np.ndarray)
+                else {name: loaded[name] for name in loaded.files}
+            )
     except FileNotFoundError as error:
         raise FileError(f"no such file: {path}") from error
     except IsADirectoryError as error:
-        raise FileError(f"{path} is a folder; give an .npz or .npy file of attention weights") from error
+        raise FileError(
+            f"{path} is a folder; give an .npz or .npy file of attention weights"
+        ) from error
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from error
     except MemoryError as error:
         raise FileError(f"{path} is too large for this machine's memory: {error}") from error
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds on damaged files
         if "pickle" in str(error).lower():
-            raise FileError(f"{path} holds pickled objects or no array at all; attnflow reads plain .npz and .npy arrays") from error
+            raise FileError(
+                f"{path} holds pickled objects or no array at all; attnflow reads plain .npz and .npy arrays"
+            ) from error
         raise FileError(f"{path} is damaged, cut off, or no array file: {error}") from error
 
 
 def stored_tokens(arrays: dict[str, Array]) -> list[str] | None:
     """The tokens of a saved file; also plain string arrays named 'tokens' that users write themselves."""
     if "token_bytes" in arrays:
-        data, lengths = arrays["token_bytes"].tobytes(), [int(length) for length in arrays["token_lengths"]]
+        data, lengths = (
+            arrays["token_bytes"].tobytes(),
+            [int(length) for length in arrays["token_lengths"]],
+        )
         if min(lengths, default=0) < 0 or sum(lengths) != len(data):
             raise ValueError("its tokens do not have the lengths that it says")
         ends = np.cumsum(lengths)
-        return [data[end - length : end].decode("utf-8", "surrogatepass") for length, end in zip(lengths, ends, strict=True)]
+        return [
+            data[end - length : end].decode("utf-8", "surrogatepass")
+            for length, end in zip(lengths, ends, strict=True)
+        ]
     if "tokens" in arrays and arrays["tokens"].ndim != 1:
         raise ValueError("its tokens are no list")
     return [str(token) for token in arrays["tokens"]] if "tokens" in arrays else None

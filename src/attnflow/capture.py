@@ -24,7 +24,9 @@ from attnflow.models import BATCH_TOKENS, Encoded, Model, are_many, batches, eva
 if TYPE_CHECKING:
     import torch
 
-BLOCK = 2**20  # numbers in one block of weights [sequence, head, query, key], at most, if one query's row is not larger
+BLOCK = (
+    2**20
+)  # numbers in one block of weights [sequence, head, query, key], at most, if one query's row is not larger
 HEADS = ("mean", "max", "min", None)
 
 
@@ -38,7 +40,14 @@ class Call:
     window: int | None  # a query sees keys less than so many positions away
 
 
-def capture(model: Any, inputs: Any, *, heads: str | None = "mean", truncation: bool = False, batch_tokens: int = BATCH_TOKENS) -> Any:
+def capture(
+    model: Any,
+    inputs: Any,
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Any:
     """The attention of a model on one input (a text, token ids, an image), or a list of them on a list of inputs.
 
     heads: "mean", "max" or "min" fuse while capturing, so that one matrix a layer is kept; None keeps every head. Padding never enters.
@@ -51,11 +60,15 @@ def capture(model: Any, inputs: Any, *, heads: str | None = "mean", truncation: 
     """
     model = model if isinstance(model, Model) else Model(model)
     if heads not in HEADS:
-        raise OptionError(f"unknown heads {heads!r}; choose from 'mean', 'max', 'min' or None, which keeps every head")
+        raise OptionError(
+            f"unknown heads {heads!r}; choose from 'mean', 'max', 'min' or None, which keeps every head"
+        )
     many = are_many(inputs)
     encoded = [model.encode(each, truncation=truncation) for each in (inputs if many else [inputs])]
     found: dict[int, Attention] = {}
-    for batch in batches(encoded, min(batch_tokens, model.batch_tokens) if model.batch_tokens == 1 else batch_tokens):
+    for batch in batches(
+        encoded, min(batch_tokens, model.batch_tokens) if model.batch_tokens == 1 else batch_tokens
+    ):
         attentions = capture_batch(model, [encoded[place] for place in batch], heads)
         found |= dict(zip(batch, attentions, strict=True))
     return [found[place] for place in range(len(encoded))] if many else found[0]
@@ -70,13 +83,17 @@ def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) ->
         arguments["use_cache"] = False  # nothing follows, so keys and values need not be kept
     calls: list[Call] = []
     with evaluating(model.model), torch.no_grad():
-        if hasattr(model.model, "set_attn_implementation"):  # a model of transformers, and so perhaps one that asks the interface
+        if hasattr(
+            model.model, "set_attn_implementation"
+        ):  # a model of transformers, and so perhaps one that asks the interface
             with listening(model.model, heads) as calls:
                 model.model(**arguments)
         if not calls:
             calls = eager_calls(model, arguments, heads)
     if not calls:
-        raise CaptureError(f"{model.name} made no attention that could be captured: it has no attention layers, or hides them")
+        raise CaptureError(
+            f"{model.name} made no attention that could be captured: it has no attention layers, or hides them"
+        )
     assemble = encoder_decoder if model.is_encoder_decoder else one_stack
     return [assemble(model, encoded, calls, place, heads) for place, encoded in enumerate(inputs)]
 
@@ -115,11 +132,29 @@ def listening(model: Any, heads: str | None) -> Iterator[list[Call]]:
     calls: list[Call] = []
     layers = Layers(getattr(model.config, "num_hidden_layers", 1))
 
-    def listen(attend: Any, module: Any, query: Any, key: Any, value: Any, mask: Any = None, *rest: Any, **options: Any) -> Any:
+    def listen(
+        attend: Any,
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        mask: Any = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
         output = attend(module, query, key, value, mask, *rest, **options)
         if module in names:
-            weights = layers.next((query.shape[0], query.shape[1] if heads is None else 1, query.shape[2], key.shape[2]))
-            sink = attention_weights(module, query, key, mask, heads, options, torch.from_numpy(weights))
+            weights = layers.next(
+                (
+                    query.shape[0],
+                    query.shape[1] if heads is None else 1,
+                    query.shape[2],
+                    key.shape[2],
+                )
+            )
+            sink = attention_weights(
+                module, query, key, mask, heads, options, torch.from_numpy(weights)
+            )
             calls.append(Call(names[module], weights, sink, options.get("sliding_window")))
         return output
 
@@ -180,7 +215,11 @@ def attention_weights(
     groups, keys = key.shape[1], key.shape[2]
     scaling = options.get("scaling")
     scaling = width**-0.5 if scaling is None else scaling
-    softcap, bias, sinks = options.get("softcap"), options.get("position_bias"), options.get("s_aux")
+    softcap, bias, sinks = (
+        options.get("softcap"),
+        options.get("position_bias"),
+        options.get("s_aux"),
+    )
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     hides_future = mask is None and bool(is_causal) and queries > 1
@@ -189,18 +228,30 @@ def attention_weights(
     step = max(1, BLOCK // (sequences * count * keys))
     for start in range(0, queries, step):
         rows = slice(start, min(start + step, queries))
-        seen = min(keys, rows.stop) if hides_future else keys  # no query of this block sees a later key
-        block = (query[:, :, rows].float() * scaling).reshape(sequences, groups, -1, width)  # a group's heads below each other
-        logits = (block @ across[..., :seen]).view(sequences, count, rows.stop - start, seen)  # [sequence, head, query, key]
+        seen = (
+            min(keys, rows.stop) if hides_future else keys
+        )  # no query of this block sees a later key
+        block = (query[:, :, rows].float() * scaling).reshape(
+            sequences, groups, -1, width
+        )  # a group's heads below each other
+        logits = (block @ across[..., :seen]).view(
+            sequences, count, rows.stop - start, seen
+        )  # [sequence, head, query, key]
         if softcap is not None:
             logits.div_(softcap).tanh_().mul_(softcap)
         if bias is not None:
             logits += bias[:, :, rows, :seen].float()
         if mask is not None:
             part = mask[:, :, rows if mask.shape[2] > 1 else slice(None), :seen]
-            logits = logits.masked_fill_(~part, float("-inf")) if part.dtype == torch.bool else logits.add_(part.float())
+            logits = (
+                logits.masked_fill_(~part, float("-inf"))
+                if part.dtype == torch.bool
+                else logits.add_(part.float())
+            )
         if hides_future:
-            future = torch.ones(rows.stop - start, seen - start, dtype=torch.bool, device=logits.device).triu_(1)
+            future = torch.ones(
+                rows.stop - start, seen - start, dtype=torch.bool, device=logits.device
+            ).triu_(1)
             logits[..., start:].masked_fill_(future, float("-inf"))
             weights[:, :, rows, seen:] = 0.0
         if sinks is not None:
@@ -235,37 +286,59 @@ def eager_calls(model: Model, arguments: dict[str, Any], heads: str | None) -> l
 # ---- from calls to Attention ----------------------------------------------------------------------------------------------------
 
 
-def one_stack(model: Model, encoded: Encoded, calls: Sequence[Call], place: int, heads: str | None) -> Attention:
+def one_stack(
+    model: Model, encoded: Encoded, calls: Sequence[Call], place: int, heads: str | None
+) -> Attention:
     """The attention of an encoder, a decoder or a vision model: one call a layer."""
     size = len(encoded.tokens)
     check_layers(model, calls, getattr(model.model.config, "num_hidden_layers", len(calls)))
     for number, call in enumerate(calls, start=1):
-        if min(call.weights.shape[2:]) < size or (model.is_vision and call.weights.shape[2] != size):
-            raise CaptureError(f"layer {number} of {model.name} attends over {call.weights.shape[2]} positions; its input has {size}")
+        if min(call.weights.shape[2:]) < size or (
+            model.is_vision and call.weights.shape[2] != size
+        ):
+            raise CaptureError(
+                f"layer {number} of {model.name} attends over {call.weights.shape[2]} positions; its input has {size}"
+            )
     weights = stacked(calls, place, size, heads)
     sinks = [call.sink for call in calls]
     sink = None
     if any(each is not None for each in sinks):
-        sink = np.stack([np.zeros(size) if each is None else each[place, :size].numpy() for each in sinks])
-    windows = [call.window if call.window is not None and call.window < size else None for call in calls]
+        sink = np.stack(
+            [np.zeros(size) if each is None else each[place, :size].numpy() for each in sinks]
+        )
+    windows = [
+        call.window if call.window is not None and call.window < size else None for call in calls
+    ]
     # a language model that predicts the next token must not have seen it: then a mask went missing, and that is an error
     causal = (
-        True if model.task == "causal LM" and size > 1 and not getattr(model.model.config, "use_bidirectional_attention", False) else None
+        True
+        if model.task == "causal LM"
+        and size > 1
+        and not getattr(model.model.config, "use_bidirectional_attention", False)
+        else None
     )
     names = {"tokens": encoded.tokens, "words": encoded.words, "grid": encoded.grid}
     return checked(model, weights, causal=causal, window=windows, sink=sink, fused=heads, **names)
 
 
-def stacked(calls: Sequence[Call], place: int, size: int, heads: str | None) -> npt.NDArray[np.float32]:
+def stacked(
+    calls: Sequence[Call], place: int, size: int, heads: str | None
+) -> npt.NDArray[np.float32]:
     """[layer, head, query, key] of one input: the array that the calls were written to, where it holds nothing else."""
     first = calls[0].weights
-    if first.base is not None and first.base.shape == (len(calls), 1, first.shape[1], size, size) and heads != "min":
+    if (
+        first.base is not None
+        and first.base.shape == (len(calls), 1, first.shape[1], size, size)
+        and heads != "min"
+    ):
         whole: npt.NDArray[np.float32] = first.base[:, 0]
         return whole
     return np.stack([repaired(call.weights[place, :, :size, :size], heads) for call in calls])
 
 
-def encoder_decoder(model: Model, encoded: Encoded, calls: Sequence[Call], place: int, heads: str | None) -> Attention:
+def encoder_decoder(
+    model: Model, encoded: Encoded, calls: Sequence[Call], place: int, heads: str | None
+) -> Attention:
     """One graph over encoder and decoder positions: what a layer does not touch passes by the identity.
 
     An encoder layer mixes encoder positions; a decoder layer is two graph layers, self-attention and then attention to the encoder.
@@ -276,20 +349,31 @@ def encoder_decoder(model: Model, encoded: Encoded, calls: Sequence[Call], place
     for call in calls:
         part = part_of(call.name)
         counts[part] += 1
-        rows, columns = {"encoder": (below, below), "decoder": (above, above), "cross": (above, below)}[part]
+        rows, columns = {
+            "encoder": (below, below),
+            "decoder": (above, above),
+            "cross": (above, below),
+        }[part]
         matrix = np.broadcast_to(
-            np.eye(source + target, dtype=np.float32), (call.weights.shape[1], source + target, source + target)
+            np.eye(source + target, dtype=np.float32),
+            (call.weights.shape[1], source + target, source + target),
         ).copy()
         matrix[:, rows] = 0.0
         height, width = rows.stop - rows.start, columns.stop - columns.start
         matrix[:, rows, columns] = repaired(call.weights[place, :, :height, :width], heads)
         layers.append(matrix)
         names.append(
-            f"{part} {counts[part]}" if part == "encoder" else f"decoder {counts[part]} {'self' if part == 'decoder' else 'cross'}"
+            f"{part} {counts[part]}"
+            if part == "encoder"
+            else f"decoder {counts[part]} {'self' if part == 'decoder' else 'cross'}"
         )
     if counts["decoder"] != counts["cross"] or not counts["encoder"]:
-        raise CaptureError(f"{model.name} made {counts} attention calls: encoder, and decoder with cross-attention, were expected")
-    order = sorted(range(len(layers)), key=lambda index: not names[index].startswith("encoder"))  # stable: the encoder runs first
+        raise CaptureError(
+            f"{model.name} made {counts} attention calls: encoder, and decoder with cross-attention, were expected"
+        )
+    order = sorted(
+        range(len(layers)), key=lambda index: not names[index].startswith("encoder")
+    )  # stable: the encoder runs first
     return checked(
         model,
         np.stack([layers[index] for index in order]),
@@ -302,7 +386,9 @@ def encoder_decoder(model: Model, encoded: Encoded, calls: Sequence[Call], place
 
 def part_of(name: str) -> str:
     """The part of an encoder-decoder that a module belongs to, by its name."""
-    if any(word in name for word in ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn")):
+    if any(
+        word in name for word in ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn")
+    ):
         return "cross"
     return "decoder" if "decoder" in name else "encoder"
 
@@ -317,7 +403,9 @@ def repaired(weights: npt.NDArray[np.float32], heads: str | None) -> npt.NDArray
 
 def check_layers(model: Model, calls: Sequence[Call], expected: int) -> None:
     if len(calls) != expected:
-        raise CaptureError(f"{model.name} has {expected} layers, but {len(calls)} attention calls were heard: capture would be wrong")
+        raise CaptureError(
+            f"{model.name} has {expected} layers, but {len(calls)} attention calls were heard: capture would be wrong"
+        )
 
 
 def checked(model: Model, weights: npt.NDArray[np.float32], **options: Any) -> Attention:
@@ -325,4 +413,6 @@ def checked(model: Model, weights: npt.NDArray[np.float32], **options: Any) -> A
     try:
         return Attention(weights, copy=False, **options)
     except WeightsError as error:
-        raise CaptureError(f"the captured weights of {model.name} are not attention: {error}") from error
+        raise CaptureError(
+            f"the captured weights of {model.name} are not attention: {error}"
+        ) from error

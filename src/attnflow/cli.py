@@ -41,13 +41,35 @@ File = Annotated[
         help="An .npz or .npy file of weights: one number a layer, head, query and key; heads may be fused.",
     ),
 ]
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A folder with a model, or a hub id.", show_default=False)]
-Layer = Annotated[int | None, typer.Option(help="Explain this layer's output; the top one if not given.", show_default=False)]
-Position = Annotated[int | None, typer.Option(help="Explain this position; 0, or the last if causal, if not given.", show_default=False)]
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A folder with a model, or a hub id.", show_default=False),
+]
+Layer = Annotated[
+    int | None,
+    typer.Option(help="Explain this layer's output; the top one if not given.", show_default=False),
+]
+Position = Annotated[
+    int | None,
+    typer.Option(
+        help="Explain this position; 0, or the last if causal, if not given.", show_default=False
+    ),
+]
 Bottom = Annotated[int, typer.Option(help="The layer to look down to; 0 is the input.")]
-Heads = Annotated[str, typer.Option(help="How to fuse heads: mean, max, min, or one head's number.")]
-Residual = Annotated[float, typer.Option(help="Weight of the residual connection, from 0 up to but not including 1.")]
-Without = Annotated[str, typer.Option(metavar="POSITIONS", help="Positions to take out first, for instance 0 or 0,7.", show_default=False)]
+Heads = Annotated[
+    str, typer.Option(help="How to fuse heads: mean, max, min, or one head's number.")
+]
+Residual = Annotated[
+    float, typer.Option(help="Weight of the residual connection, from 0 up to but not including 1.")
+]
+Without = Annotated[
+    str,
+    typer.Option(
+        metavar="POSITIONS",
+        help="Positions to take out first, for instance 0 or 0,7.",
+        show_default=False,
+    ),
+]
 Normalize = Annotated[str, typer.Option(help="sum (rows sum to 1), receptive_field, or none.")]
 Workers = Annotated[int, typer.Option(help="Threads.")]
 PAGE_ENDINGS = (".html", *PICTURES, ".csv", ".json", ".npz")
@@ -62,7 +84,13 @@ Page = Annotated[
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
 Out = Annotated[
-    Path | None, typer.Option(readable=False, metavar="FILE", help="Write .csv, .json or .npz instead of a table.", show_default=False)
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="FILE",
+        help="Write .csv, .json or .npz instead of a table.",
+        show_default=False,
+    ),
 ]
 
 
@@ -74,7 +102,12 @@ def show_version(asked: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     pass
 
@@ -137,13 +170,24 @@ def flow(
 def capture(
     model: ModelName,
     text: Annotated[str, typer.Argument(help="The text to read.", show_default=False)],
-    out: Annotated[Path, typer.Option(readable=False, metavar="FILE", help="The .npz file to write.", show_default=False)],
-    heads: Annotated[str, typer.Option(help="How to fuse heads: mean, max, min, or all, which keeps every head.")] = "mean",
-    truncation: Annotated[bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            readable=False, metavar="FILE", help="The .npz file to write.", show_default=False
+        ),
+    ],
+    heads: Annotated[
+        str, typer.Option(help="How to fuse heads: mean, max, min, or all, which keeps every head.")
+    ] = "mean",
+    truncation: Annotated[
+        bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")
+    ] = False,
 ) -> None:
     """Capture a model's attention on a text, for the other commands."""
     check_out(out, [".npz"])
-    found = attnflow.capture(attnflow.load(model), text, heads=None if heads == "all" else heads, truncation=truncation)
+    found = attnflow.capture(
+        attnflow.load(model), text, heads=None if heads == "all" else heads, truncation=truncation
+    )
     found.save(out)
     typer.echo(f"{out}: {str(found)[1:-1]}")
 
@@ -158,7 +202,10 @@ def generate(
     residual: Residual = RESIDUAL,
     without: Without = "",
     normalize: Normalize = "sum",
-    keep_common: Annotated[bool, typer.Option("--keep-common", help="Keep common words, punctuation and special tokens.")] = False,
+    keep_common: Annotated[
+        bool,
+        typer.Option("--keep-common", help="Keep common words, punctuation and special tokens."),
+    ] = False,
     out: Page = None,
     open_it: Open = False,
 ) -> None:
@@ -167,12 +214,20 @@ def generate(
         raise OptionError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
-    if out is not None and out.suffix.lower() == ".html" and (layer, residual, without, normalize, method) != PLAIN:
+    if (
+        out is not None
+        and out.suffix.lower() == ".html"
+        and (layer, residual, without, normalize, method) != PLAIN
+    ):
         raise OptionError(
             "a page shows every method and layer, not normalised; leave --method, --layer, --residual, --without, --normalize out"
         )
     story = attnflow.generate(attnflow.load(model), prompt, max_new_tokens=max_new_tokens)
-    options = {"residual": residual, "without": numbers(without), "normalize": None if normalize.lower() == "none" else normalize}
+    options = {
+        "residual": residual,
+        "without": numbers(without),
+        "normalize": None if normalize.lower() == "none" else normalize,
+    }
     with notes():
         result = getattr(story, method)(**options)
     if layer is not None and layer not in result.layers:
@@ -190,26 +245,45 @@ def generate(
     console.print(Text(story.text, style="bold"))
     chosen = -1 if layer is None else result.layers.index(layer)
     for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
-        console.print(Text(f"{printable(token):>16}  ").append_text(heat_strip(console, shown.prompt, values)))
+        console.print(
+            Text(f"{printable(token):>16}  ").append_text(heat_strip(console, shown.prompt, values))
+        )
 
 
 @app.command()
 def explain(
     text: Annotated[str, typer.Argument(help="The text to explain.", show_default=False)],
-    model: Annotated[str, typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow.")] = BUNDLED,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A folder with a model, a hub id, or the model that ships with attnflow."
+        ),
+    ] = BUNDLED,
     layer: Layer = None,
     position: Annotated[
-        int | None, typer.Option(help="Explain this position; where the prediction comes from, if not given.", show_default=False)
+        int | None,
+        typer.Option(
+            help="Explain this position; where the prediction comes from, if not given.",
+            show_default=False,
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="The class that importance watches; the prediction if not given.", show_default=False)
+        str | None,
+        typer.Option(
+            help="The class that importance watches; the prediction if not given.",
+            show_default=False,
+        ),
     ] = None,
-    importance: Annotated[bool, typer.Option("--importance", help="Show blank-out and input gradients too.")] = False,
+    importance: Annotated[
+        bool, typer.Option("--importance", help="Show blank-out and input gradients too.")
+    ] = False,
     words: Annotated[bool, typer.Option("--words", help="Words instead of subwords.")] = False,
     residual: Residual = RESIDUAL,
     normalize: Normalize = "sum",
     heads: Annotated[bool, typer.Option("--heads", help="Keep every head, for the page.")] = False,
-    truncation: Annotated[bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")] = False,
+    truncation: Annotated[
+        bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")
+    ] = False,
     out: Page = None,
     open_it: Open = False,
 ) -> None:
@@ -217,13 +291,17 @@ def explain(
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
     if out is not None and (layer is not None or words):
-        raise OptionError("--layer and --words choose what the terminal shows; a file holds every layer and token: leave them out")
+        raise OptionError(
+            "--layer and --words choose what the terminal shows; a file holds every layer and token: leave them out"
+        )
     found = attnflow.explain(
         text,
         model=model,
         position=position,
         target=target,
-        importance=tuple(IMPORTANCES) if importance or target is not None or out is not None else (),
+        importance=tuple(IMPORTANCES)
+        if importance or target is not None or out is not None
+        else (),
         residual=residual,
         normalize=None if normalize.lower() == "none" else normalize,
         truncation=truncation,
@@ -263,7 +341,9 @@ def check_out(out: Path | None, endings: Sequence[str] = (".csv", ".json", ".npz
 
 def check_open(out: Path | None, open_it: bool) -> None:
     if open_it and (out is None or out.suffix.lower() != ".html"):
-        raise OptionError("--open shows a page in the browser, so it needs --out with a name that ends in .html")
+        raise OptionError(
+            "--open shows a page in the browser, so it needs --out with a name that ends in .html"
+        )
 
 
 def show_page(path: Path, open_it: bool) -> None:
@@ -285,7 +365,14 @@ def numbers(text: str) -> list[int]:
         raise OptionError(f"--without must be positions like 0 or 0,7; got {text!r}") from error
 
 
-def run(method: str, graph: AttentionGraph, layer: int | None, position: int | None, normalize: str, **options: Any) -> TokenAttention:
+def run(
+    method: str,
+    graph: AttentionGraph,
+    layer: int | None,
+    position: int | None,
+    normalize: str,
+    **options: Any,
+) -> TokenAttention:
     """One row of one method; what it warns of becomes a note on standard error."""
     if position is None:
         position = graph.kept[-1 if graph.causal else 0]
@@ -314,7 +401,9 @@ def main() -> None:
     """Run the command line; an error of the user's input is one line and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a token that the terminal cannot show is no reason to stop
+            stream.reconfigure(
+                errors="replace"
+            )  # a token that the terminal cannot show is no reason to stop
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bars, too, stay out of pipes
     try:

@@ -41,7 +41,9 @@ from attnflow.progress import progress_bar
 
 SHARD_ROWS = 1000
 MOST_SHARD_ROWS = 100_000  # a shard is in memory as a whole
-WRITING = 0.05  # the share of the time that writing the manifest, which grows with its shards, may take
+WRITING = (
+    0.05  # the share of the time that writing the manifest, which grows with its shards, may take
+)
 ENGINES = ("local", "ray")
 LIBRARIES = ("attnflow", "torch", "transformers", "numpy", "pyarrow")
 Report = Callable[[str], object]
@@ -93,11 +95,15 @@ def explain_corpus(
     if engine not in ENGINES:
         raise OptionError(f"unknown engine {engine!r}; choose from {', '.join(ENGINES)}")
     if address is not None and engine != "ray":
-        raise OptionError(f"an address is that of a Ray cluster: give engine='ray' with it; got {address!r}")
+        raise OptionError(
+            f"an address is that of a Ray cluster: give engine='ray' with it; got {address!r}"
+        )
     check_whole("shard_rows", shard_rows, MOST_SHARD_ROWS)
     is_name = isinstance(model, str | os.PathLike)
     if not is_name and (engine == "ray" or (workers or 1) > 1):
-        raise OptionError("each worker loads the model by its name: give model as a folder or a hub id; or workers=1, engine='local'")
+        raise OptionError(
+            "each worker loads the model by its name: give model as a folder or a hub id; or workers=1, engine='local'"
+        )
     require_torch()
     if engine == "ray":
         from attnflow.corpus_ray import on_ray, require_ray
@@ -131,16 +137,25 @@ def explain_corpus(
         del loaded
         with closing(done):
             keep(folder, manifest, done, partial(refuse_other_input, folder, source, stamps))
-        gone = manifest.missing + [index for index in sorted(manifest.shards) if not shard_path(folder, index).exists()]
+        gone = manifest.missing + [
+            index for index in sorted(manifest.shards) if not shard_path(folder, index).exists()
+        ]
         if gone:
-            raise FileError(f"{len(gone)} shards of {folder} are missing, among them {gone[0]}: the same command goes on")
+            raise FileError(
+                f"{len(gone)} shards of {folder} are missing, among them {gone[0]}: the same command goes on"
+            )
         if missing or not is_whole(folder / ERRORS, manifest.errors_sha256):
             manifest.errors_sha256 = merge_errors(folder, manifest)
             manifest.write(folder)
     return manifest
 
 
-def keep(folder: Path, manifest: Manifest, done: Iterable[tuple[int, Shard]], check_input: Callable[[], None]) -> None:
+def keep(
+    folder: Path,
+    manifest: Manifest,
+    done: Iterable[tuple[int, Shard]],
+    check_input: Callable[[], None],
+) -> None:
     """Note every shard that is done in the manifest, which is written as often as that takes a small share of the time.
 
     It vouches for a shard only while the input is the one that it speaks of: else nobody knows what the shard was computed from.
@@ -165,7 +180,10 @@ def keep(folder: Path, manifest: Manifest, done: Iterable[tuple[int, Shard]], ch
                     vouch()
                     written = time.perf_counter()
                     cost = written - now
-                tick(min(manifest.rows, (len(manifest.shards) + len(fresh)) * manifest.shard_rows), manifest.rows)
+                tick(
+                    min(manifest.rows, (len(manifest.shards) + len(fresh)) * manifest.shard_rows),
+                    manifest.rows,
+                )
         finally:
             if fresh:
                 vouch()
@@ -173,39 +191,64 @@ def keep(folder: Path, manifest: Manifest, done: Iterable[tuple[int, Shard]], ch
 
 def refuse_other_input(folder: Path, source: Source, stamps: tuple[Any, ...]) -> None:
     """Files that are not as they were when the run began."""
-    changed = [path for path, then, now in zip(source.paths, stamps, source.stamps, strict=True) if then != now]
+    changed = [
+        path
+        for path, then, now in zip(source.paths, stamps, source.stamps, strict=True)
+        if then != now
+    ]
     if changed:
-        raise FileError(f"{', '.join(changed)} changed while it was read: give it as it was when {folder} was begun")
+        raise FileError(
+            f"{', '.join(changed)} changed while it was read: give it as it was when {folder} was begun"
+        )
 
 
 # ---- planning -------------------------------------------------------------------------------------------------------------------
 
 
-def planned(folder: Path, source: Source, job: Job, model: dict[str, str], shard_rows: int, report: Report) -> Manifest:
+def planned(
+    folder: Path, source: Source, job: Job, model: dict[str, str], shard_rows: int, report: Report
+) -> Manifest:
     """The manifest to go on from: a new one, or that of the folder if it was begun with the same input, model and options."""
-    options = json.loads(json.dumps({**asdict(job), "columns": {"text": source.text, "id": source.id, "label": source.label}}))
+    options = json.loads(
+        json.dumps(
+            {
+                **asdict(job),
+                "columns": {"text": source.text, "id": source.id, "label": source.label},
+            }
+        )
+    )
     options["limit"] = source.limit
     prints = [fingerprint(path) for path in source.paths]
-    inputs = [{"file": name, "bytes": size, "sha256": sha} for name, (size, sha) in zip(source.names, prints, strict=True)]
+    inputs = [
+        {"file": name, "bytes": size, "sha256": sha}
+        for name, (size, sha) in zip(source.names, prints, strict=True)
+    ]
     sweep(folder)
     if (folder / MANIFEST).exists():
         manifest = Manifest.read(folder)
         refuse_changes(folder, manifest, inputs, model, options, shard_rows)
         for library, used in versions().items():
             if manifest.versions.get(library) != used:
-                report(f"{library} was {manifest.versions.get(library)} when {folder} was begun, and is {used}: last digits may differ")
+                report(
+                    f"{library} was {manifest.versions.get(library)} when {folder} was begun, and is {used}: last digits may differ"
+                )
         for index, shard in sorted(manifest.shards.items()):
             if not is_whole(shard_path(folder, index), shard.sha256) or not (
-                shard.errors_sha256 is None or is_whole(shard_errors_path(folder, index), shard.errors_sha256)
+                shard.errors_sha256 is None
+                or is_whole(shard_errors_path(folder, index), shard.errors_sha256)
             ):
-                report(f"{shard_path(folder, index).name} is missing or damaged: it is computed again")
+                report(
+                    f"{shard_path(folder, index).name} is missing or damaged: it is computed again"
+                )
                 del manifest.shards[index]
         if len(manifest.shards) < manifest.count:
             manifest.errors_sha256 = None
         return manifest
     others = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     if others:
-        raise FileError(f"{folder} is not empty and holds no corpus (it has {others[0]}); give another folder")
+        raise FileError(
+            f"{folder} is not empty and holds no corpus (it has {others[0]}); give another folder"
+        )
     rows = sum(1 for _ in source.rows())
     if not rows:
         raise FileError(f"{', '.join(source.paths)}: there are no rows")
@@ -213,7 +256,12 @@ def planned(folder: Path, source: Source, job: Job, model: dict[str, str], shard
 
 
 def refuse_changes(
-    folder: Path, manifest: Manifest, inputs: list[dict[str, Any]], model: dict[str, str], options: dict[str, Any], shard_rows: int
+    folder: Path,
+    manifest: Manifest,
+    inputs: list[dict[str, Any]],
+    model: dict[str, str],
+    options: dict[str, Any],
+    shard_rows: int,
 ) -> None:
     """One line that names what is not as it was when the folder was begun."""
     changed = [
@@ -225,20 +273,37 @@ def refuse_changes(
         changed.append(f"option shard_rows was {manifest.shard_rows} and is {shard_rows}")
     if manifest.model["fingerprint"] != model["fingerprint"]:
         names = manifest.model["name"], model["name"]
-        changed.append(f"the model was {names[0]} and is {names[1]}" if names[0] != names[1] else f"the model {names[0]} has other weights")
+        changed.append(
+            f"the model was {names[0]} and is {names[1]}"
+            if names[0] != names[1]
+            else f"the model {names[0]} has other weights"
+        )
     if [each["file"] for each in manifest.inputs] != [each["file"] for each in inputs]:
-        files = [", ".join(each["file"] for each in several) for several in (manifest.inputs, inputs)]
+        files = [
+            ", ".join(each["file"] for each in several) for several in (manifest.inputs, inputs)
+        ]
         changed.append(f"the input was {files[0]} and is {files[1]}")
     else:
         both = zip(manifest.inputs, inputs, strict=True)
-        changed += [f"the input {now['file']} has another content" for then, now in both if then["sha256"] != now["sha256"]]
+        changed += [
+            f"the input {now['file']} has another content"
+            for then, now in both
+            if then["sha256"] != now["sha256"]
+        ]
     if changed:
-        raise FileError(f"{folder} was begun otherwise: {'; '.join(changed)}. Give what was given then, or another folder")
+        raise FileError(
+            f"{folder} was begun otherwise: {'; '.join(changed)}. Give what was given then, or another folder"
+        )
 
 
 def model_facts(name: str, model: Model) -> dict[str, str]:
     """What the manifest says of a model."""
-    return {"name": name, "class": model.name, "task": model.task, "fingerprint": model_fingerprint(model)}
+    return {
+        "name": name,
+        "class": model.name,
+        "task": model.task,
+        "fingerprint": model_fingerprint(model),
+    }
 
 
 def versions() -> dict[str, str]:
@@ -262,7 +327,9 @@ class Work:
 
     def __iter__(self) -> Iterator[tuple[int, list[Row]]]:
         last = max(self.missing, default=-1)
-        for index, rows in groupby(self.source.rows(), key=lambda row: row.number // self.shard_rows):
+        for index, rows in groupby(
+            self.source.rows(), key=lambda row: row.number // self.shard_rows
+        ):
             if index in self.missing:
                 yield index, list(rows)
             if index >= last:
@@ -283,7 +350,9 @@ def in_turn(model: Model, job: Job, folder: Path, work: Work) -> Generator[tuple
         yield index, finish_shard(model, job, folder, index, rows)
 
 
-def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) -> Generator[tuple[int, Shard]]:
+def in_processes(
+    name: str, job: Job, folder: Path, work: Work, workers: int
+) -> Generator[tuple[int, Shard]]:
     """Shards in processes that load the model once, as they become ready; each process has one shard at a time."""
     import multiprocessing
     from multiprocessing.connection import wait
@@ -295,7 +364,9 @@ def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) ->
     try:
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            crew[ours] = context.Process(target=work_for, args=(theirs, name, job, folder), daemon=True)
+            crew[ours] = context.Process(
+                target=work_for, args=(theirs, name, job, folder), daemon=True
+            )
             crew[ours].start()
             theirs.close()  # so that the end of the process is heard
         for connection, task in zip(crew, tasks, strict=False):
@@ -315,13 +386,19 @@ def in_processes(name: str, job: Job, folder: Path, work: Work, workers: int) ->
     except (EOFError, ConnectionError) as error:
         for process in crew.values():
             process.join(0.1)
-        if any(process.exitcode == 1 for process in crew.values()):  # not killed, and had nothing to say
+        if any(
+            process.exitcode == 1 for process in crew.values()
+        ):  # not killed, and had nothing to say
             raise OptionError(
                 "a worker could not start; each imports the script that runs this, if any: put its work under if __name__ == '__main__':"
             ) from error
-        raise FileError("a worker died (out of memory, or killed): the same command goes on; perhaps with fewer workers") from error
+        raise FileError(
+            "a worker died (out of memory, or killed): the same command goes on; perhaps with fewer workers"
+        ) from error
     finally:
-        for process in crew.values():  # at once: whatever they are at, nothing is half-written under its own name
+        for process in (
+            crew.values()
+        ):  # at once: whatever they are at, nothing is half-written under its own name
             process.kill()
             process.join()
         sweep(folder)

@@ -85,7 +85,13 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Beside, then renamed."""
         content = json.dumps(
-            {**asdict(self), "shards": {str(index): asdict(shard) for index, shard in sorted(self.shards.items())}}, indent=1
+            {
+                **asdict(self),
+                "shards": {
+                    str(index): asdict(shard) for index, shard in sorted(self.shards.items())
+                },
+            },
+            indent=1,
         )
         write_file(folder / MANIFEST, lambda file: file.write(content.encode()))
 
@@ -96,11 +102,17 @@ class Manifest:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
-                raise FileError(f"{path} has format {content['format']}; this attnflow reads format {FORMAT}")
-            content["shards"] = {int(index): Shard(**shard) for index, shard in content["shards"].items()}
+                raise FileError(
+                    f"{path} has format {content['format']}; this attnflow reads format {FORMAT}"
+                )
+            content["shards"] = {
+                int(index): Shard(**shard) for index, shard in content["shards"].items()
+            }
             return cls(**content)
         except OSError as error:
-            raise FileError(f"{folder} is no corpus folder: cannot read {path}: {error.strerror or error}") from error
+            raise FileError(
+                f"{folder} is no corpus folder: cannot read {path}: {error.strerror or error}"
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, FileError):
                 raise
@@ -126,7 +138,9 @@ def pack(table: "pyarrow.Table", errors: "pyarrow.Table") -> Packed:
         write_parquet(file := io.BytesIO(), [content], content.schema)
         return file.getvalue()
 
-    return Packed(len(table), parquet(table), parquet(errors) if len(errors) else None, reasons_of(errors))
+    return Packed(
+        len(table), parquet(table), parquet(errors) if len(errors) else None, reasons_of(errors)
+    )
 
 
 def write_shard(folder: Path, index: int, packed: Packed) -> Shard:
@@ -137,7 +151,9 @@ def write_shard(folder: Path, index: int, packed: Packed) -> Shard:
         return hashlib.sha256(content).hexdigest()
 
     sha = written(shard_path(folder, index), packed.table)
-    of_errors = None if packed.errors is None else written(shard_errors_path(folder, index), packed.errors)
+    of_errors = (
+        None if packed.errors is None else written(shard_errors_path(folder, index), packed.errors)
+    )
     return Shard(packed.rows, sum(packed.reasons.values()), sha, of_errors, packed.reasons)
 
 
@@ -154,8 +170,15 @@ def merge_errors(folder: Path, manifest: Manifest) -> str:
     """Write errors.parquet from the errors of all shards; its SHA-256."""
     import pyarrow.parquet as pq
 
-    paths = (shard_errors_path(folder, index) for index, shard in sorted(manifest.shards.items()) if shard.errors)
-    write_file(folder / ERRORS, lambda file: write_parquet(file, (pq.read_table(path) for path in paths), error_schema()))
+    paths = (
+        shard_errors_path(folder, index)
+        for index, shard in sorted(manifest.shards.items())
+        if shard.errors
+    )
+    write_file(
+        folder / ERRORS,
+        lambda file: write_parquet(file, (pq.read_table(path) for path in paths), error_schema()),
+    )
     return fingerprint(folder / ERRORS)[1]
 
 
@@ -188,9 +211,13 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise FileError(f"another run is at work in {folder}: wait until it ends, or give another folder") from error
+            raise FileError(
+                f"another run is at work in {folder}: wait until it ends, or give another folder"
+            ) from error
         except OSError as error:
-            raise FileError(f"cannot lock {folder / LOCK}: {error.strerror or error}; give a folder on another disk") from error
+            raise FileError(
+                f"cannot lock {folder / LOCK}: {error.strerror or error}; give a folder on another disk"
+            ) from error
         yield
 
 

@@ -36,7 +36,9 @@ class Source:
 
     paths: tuple[str, ...]
     text: str | None = None
-    id: str | None = None  # None: an id is the name of the file and the number of the row in it, from 0
+    id: str | None = (
+        None  # None: an id is the name of the file and the number of the row in it, from 0
+    )
     label: str | None = None
     limit: int | None = None
 
@@ -50,16 +52,29 @@ class Source:
     def stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
         """Size, time and place of each file: as long as they stay, so does the content."""
         found = [os.stat(path) if os.path.exists(path) else None for path in self.paths]
-        return tuple(None if each is None else (each.st_size, each.st_mtime_ns, each.st_ino) for each in found)
+        return tuple(
+            None if each is None else (each.st_size, each.st_mtime_ns, each.st_ino)
+            for each in found
+        )
 
     def rows(self) -> Iterator[Row]:
         """All rows of all files, in their order."""
-        cells = ((name, place, cell) for name, path in zip(self.names, self.paths, strict=True) for place, cell in self._file(path))
+        cells = (
+            (name, place, cell)
+            for name, path in zip(self.names, self.paths, strict=True)
+            for place, cell in self._file(path)
+        )
         for number, (name, place, cell) in enumerate(islice(cells, self.limit)):
             text, id_, label, problem = cell
             if problem is None and text is not None and not isinstance(text, str):
                 text, problem = repr(text), f"the text must be a string; got {type(text).__name__}"
-            yield Row(number, f"{name}:{place}" if self.id is None or id_ is None else id_, text or "", label, problem)
+            yield Row(
+                number,
+                f"{name}:{place}" if self.id is None or id_ is None else id_,
+                text or "",
+                label,
+                problem,
+            )
 
     def _file(self, path: str) -> Iterator[tuple[int, "Cell"]]:
         kind = kind_of(path)
@@ -68,22 +83,39 @@ class Source:
                 yield from enumerate(READERS[kind](self, path, file))
         except FileError:
             raise
-        except (OSError, EOFError, ValueError, csv.Error) as error:  # pyarrow's errors are among them
-            raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        except (
+            OSError,
+            EOFError,
+            ValueError,
+            csv.Error,
+        ) as error:  # pyarrow's errors are among them
+            raise FileError(
+                f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+            ) from error
 
     def columns(self, path: str, found: Sequence[str]) -> tuple[str, str | None, str | None]:
         """The columns of text, id and label, if the file has them."""
-        text = self.text or next((name for name in TEXT_COLUMNS if name in found), found[0] if len(found) == 1 else None)
+        text = self.text or next(
+            (name for name in TEXT_COLUMNS if name in found), found[0] if len(found) == 1 else None
+        )
         known = f"it has {', '.join(map(repr, found[:20])) or 'none'}"
         if text is None:
-            raise FileError(f"{path}: which column holds the texts? {known}: name it by text_column")
-        for option, name in {"text_column": text, "id_column": self.id, "label_column": self.label}.items():
+            raise FileError(
+                f"{path}: which column holds the texts? {known}: name it by text_column"
+            )
+        for option, name in {
+            "text_column": text,
+            "id_column": self.id,
+            "label_column": self.label,
+        }.items():
             if name is not None and name not in found:
                 raise FileError(f"{path} has no column {name!r} ({option}); {known}")
         return text, self.id, self.label
 
 
-Cell = tuple[Any, str | None, str | None, str | None]  # text, id, label, and what is wrong with them
+Cell = tuple[
+    Any, str | None, str | None, str | None
+]  # text, id, label, and what is wrong with them
 
 
 def read_delimited(source: Source, path: str, file: Any) -> Iterator[Cell]:
@@ -91,14 +123,25 @@ def read_delimited(source: Source, path: str, file: Any) -> Iterator[Cell]:
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     before = csv.field_size_limit(LONGEST_CELL)
     try:
-        lines = csv.reader(text) if kind_of(path) == ".csv" else csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        lines = (
+            csv.reader(text)
+            if kind_of(path) == ".csv"
+            else csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        )
         header = [name.strip() for name in next(lines, [])]
-        places = [None if name is None else header.index(name) for name in source.columns(path, header)]
+        places = [
+            None if name is None else header.index(name) for name in source.columns(path, header)
+        ]
         for cells in lines:
             if not cells and len(header) > 1:
                 continue  # a blank line; with one column it is an empty text
             if len(cells) != len(header) and cells:
-                yield "\t".join(cells), None, None, f"{len(header)} columns are needed, as in the header; got {len(cells)}"
+                yield (
+                    "\t".join(cells),
+                    None,
+                    None,
+                    f"{len(header)} columns are needed, as in the header; got {len(cells)}",
+                )
             else:
                 found = [None if place is None or not cells else cells[place] for place in places]
                 yield found[0], clean(found[1]), clean(found[2]), None
@@ -142,14 +185,27 @@ def read_parquet(source: Source, path: str, file: Any) -> Iterator[Cell]:
             column = batch.column(name)
             column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
             kind = column.type
-            if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            if (
+                pa.types.is_string(kind)
+                or pa.types.is_large_string(kind)
+                or pa.types.is_string_view(kind)
+            ):
                 column = column.cast(pa.large_binary())
-            cells[name] = [each.decode("utf-8", "surrogateescape") if isinstance(each, bytes) else each for each in column.to_pylist()]
+            cells[name] = [
+                each.decode("utf-8", "surrogateescape") if isinstance(each, bytes) else each
+                for each in column.to_pylist()
+            ]
         for text, id_, label in zip(*(cells[name] for name in columns), strict=True):
             yield text, clean(id_), clean(label), None
 
 
-READERS = {".csv": read_delimited, ".tsv": read_delimited, ".jsonl": read_json_lines, ".ndjson": read_json_lines, ".parquet": read_parquet}
+READERS = {
+    ".csv": read_delimited,
+    ".tsv": read_delimited,
+    ".jsonl": read_json_lines,
+    ".ndjson": read_json_lines,
+    ".parquet": read_parquet,
+}
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -158,7 +214,9 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     packed = name.suffix.lower() in PACKED
     ending = (name.with_suffix("") if packed else name).suffix.lower()
     if ending not in READERS or (packed and ending == ".parquet"):
-        raise FileError(f"cannot read {path}: the ending must be one of {', '.join(READERS)}, all but the last with or without .gz or .zst")
+        raise FileError(
+            f"cannot read {path}: the ending must be one of {', '.join(READERS)}, all but the last with or without .gz or .zst"
+        )
     return ending
 
 

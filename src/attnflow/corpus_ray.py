@@ -29,7 +29,9 @@ STALLED = 86400.0  # seconds in which no shard moves, after which a pass is give
 SETTINGS = 4  # the frame of HTTP/2, which Ray speaks, that both sides begin with
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
 AHEAD = 2  # shards that an actor has in work or waiting
-LEAD = 4  # for each actor, how many shards may be read and not yet written, so that memory stays flat
+LEAD = (
+    4  # for each actor, how many shards may be read and not yet written, so that memory stays flat
+)
 QUIET = {  # read when Ray is imported, and started; what the user has set stays
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DATA_LOG_LEVEL": "CRITICAL",
@@ -39,26 +41,48 @@ QUIET = {  # read when Ray is imported, and started; what the user has set stays
 
 
 def on_ray(
-    name: str, manifest: Manifest, job: Job, folder: Path, work: Work, workers: int | None, address: str | None
+    name: str,
+    manifest: Manifest,
+    job: Job,
+    folder: Path,
+    work: Work,
+    workers: int | None,
+    address: str | None,
 ) -> Generator[tuple[int, Shard]]:
     """Shards as they become ready. What a pass over the data lost, if ever it does, is done in another."""
     if not work.missing:
         return
     with cluster(address, workers) as ray:
         resources, first, most = pool(ray, workers, len(work.missing))
-        at_home = {"num_cpus": 0, "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()}}
+        at_home = {
+            "num_cpus": 0,
+            "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
+        }
         place = str(Path(name).resolve()) if name != BUNDLED and Path(name).is_dir() else name
-        facts = {"name": place, "fingerprint": manifest.model["fingerprint"], "versions": versions(), "job": job}
+        facts = {
+            "name": place,
+            "fingerprint": manifest.model["fingerprint"],
+            "versions": versions(),
+            "job": job,
+        }
         while work.missing:
             for index in work.missing:
-                shard_path(folder, index).unlink(missing_ok=True)  # what nobody vouches for is not counted as written
-            writer = ray.remote(Writer).options(max_restarts=-1, max_task_retries=-1, **at_home).remote(folder.resolve(), work.missing)
+                shard_path(folder, index).unlink(
+                    missing_ok=True
+                )  # what nobody vouches for is not counted as written
+            writer = (
+                ray.remote(Writer)
+                .options(max_restarts=-1, max_task_retries=-1, **at_home)
+                .remote(folder.resolve(), work.missing)
+            )
             data = shards(ray, work, writer, LEAD * most, at_home).map_batches(
                 Explainer,
                 fn_constructor_kwargs={**facts, "writer": writer},
                 batch_size=None,
                 batch_format="pyarrow",
-                compute=ray.data.ActorPoolStrategy(min_size=first, max_size=most, max_tasks_in_flight_per_actor=AHEAD),
+                compute=ray.data.ActorPoolStrategy(
+                    min_size=first, max_size=most, max_tasks_in_flight_per_actor=AHEAD
+                ),
                 **resources,
             )
             done: set[int] = set()
@@ -108,15 +132,25 @@ def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
     ray = require_ray(address)
     ours = not ray.is_initialized()
     if ours:
-        options = {"address": address} if address else {"address": "local", "num_cpus": workers, "include_dashboard": False}
+        options = (
+            {"address": address}
+            if address
+            else {"address": "local", "num_cpus": workers, "include_dashboard": False}
+        )
         try:
             ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except ConnectionError as error:
-            raise FileError(f"no Ray cluster was found at {address}: start one (ray start --head), or give its address") from error
+            raise FileError(
+                f"no Ray cluster was found at {address}: start one (ray start --head), or give its address"
+            ) from error
         except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
-            raise FileError(f"cannot connect to Ray at {address or 'this machine'}: {str(error).splitlines()[0]}") from error
+            raise FileError(
+                f"cannot connect to Ray at {address or 'this machine'}: {str(error).splitlines()[0]}"
+            ) from error
     elif address not in (None, "auto", known := ray.get_runtime_context().gcs_address):
-        raise OptionError(f"this process is connected to Ray at {known} already: leave the address out, or disconnect; got {address}")
+        raise OptionError(
+            f"this process is connected to Ray at {known} already: leave the address out, or disconnect; got {address}"
+        )
     try:
         yield ray
     finally:
@@ -131,7 +165,9 @@ def check_address(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
-        raise OptionError(f"address must be HOST:PORT of the cluster, or auto, on one of its machines; got {address}")
+        raise OptionError(
+            f"address must be HOST:PORT of the cluster, or auto, on one of its machines; got {address}"
+        )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as connection:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
@@ -139,7 +175,9 @@ def check_address(address: str) -> None:
             connection.sendall(HELLO)
             answer = connection.recv(4)
     except (OSError, OverflowError, ValueError) as error:
-        raise FileError(f"cannot connect to Ray at {address}: {getattr(error, 'strerror', None) or error}") from error
+        raise FileError(
+            f"cannot connect to Ray at {address}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if len(answer) < 4 or answer[3] != SETTINGS:
         raise FileError(f"cannot connect to Ray at {address}: what answers there is not Ray")
 
@@ -163,7 +201,10 @@ def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]
 
     def block(index: int, rows: list[Row], problem: str | None = None) -> Any:
         cells = {"index": index, "rows": packed_rows(rows), "problem": problem}
-        return pa.Table.from_pylist([cells], pa.schema({"index": pa.int64(), "rows": pa.large_binary(), "problem": pa.string()}))
+        return pa.Table.from_pylist(
+            [cells],
+            pa.schema({"index": pa.int64(), "rows": pa.large_binary(), "problem": pa.string()}),
+        )
 
     def read() -> Iterator[Any]:
         try:
@@ -180,7 +221,9 @@ def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]
             return None
 
         def get_read_tasks(self, parallelism: int, *args: Any, **options: Any) -> list[Any]:
-            unknown = ray.data.block.BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None)
+            unknown = ray.data.block.BlockMetadata(
+                num_rows=None, size_bytes=None, input_files=None, exec_stats=None
+            )
             return [ray.data.ReadTask(read, unknown)]
 
     with warnings.catch_warnings():
@@ -197,7 +240,9 @@ def shards(ray: Any, work: Work, writer: Any, lead: int, at_home: dict[str, Any]
 
 def packed_rows(rows: list[Row]) -> bytes:
     """Rows on their way to an actor. Texts may hold lone surrogates, and two of them must not become one character."""
-    return json.dumps([astuple(row) for row in rows], ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps([astuple(row) for row in rows], ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def unpacked_rows(content: bytes) -> list[Row]:
@@ -220,7 +265,9 @@ class Writer:
     def __init__(self, folder: Path, missing: Iterable[int]) -> None:
         self.folder = folder
         # what is there already was written by a writer that was killed, in whose place this one is
-        self.written: dict[int, Shard | None] = {index: None for index in missing if shard_path(folder, index).exists()}
+        self.written: dict[int, Shard | None] = {
+            index: None for index in missing if shard_path(folder, index).exists()
+        }
 
     def count(self) -> int:
         """How many shards were written."""
@@ -239,13 +286,19 @@ class Writer:
 class Explainer:
     """An actor that computes shards. What is wrong with its machine is told with the first shard, since Ray would only try again."""
 
-    def __init__(self, name: str, fingerprint: str, versions: dict[str, str], job: Job, writer: Any) -> None:
+    def __init__(
+        self, name: str, fingerprint: str, versions: dict[str, str], job: Job, writer: Any
+    ) -> None:
         self.job, self.writer = job, writer
         self.problem: str | None = None
         try:
             self.model = same_model(name, fingerprint, versions)
         except Exception as error:
-            what = str(error) if isinstance(error, AttnFlowError) else f"{type(error).__name__}: {error}"
+            what = (
+                str(error)
+                if isinstance(error, AttnFlowError)
+                else f"{type(error).__name__}: {error}"
+            )
             self.problem = f"on a machine of the cluster: {what}"
 
     def __call__(self, batch: Any) -> Any:
@@ -253,7 +306,9 @@ class Explainer:
         import pyarrow as pa
 
         answers = [self.explain(**task) for task in batch.to_pylist()]
-        return pa.Table.from_pylist(answers, pa.schema({"index": pa.int64(), "shard": pa.string(), "problem": pa.string()}))
+        return pa.Table.from_pylist(
+            answers, pa.schema({"index": pa.int64(), "shard": pa.string(), "problem": pa.string()})
+        )
 
     def explain(self, index: int, rows: bytes, problem: str | None) -> dict[str, Any]:
         """What `results` reads."""
@@ -262,7 +317,11 @@ class Explainer:
             return {"index": index, "shard": None, "problem": problem}
         import ray
 
-        written = ray.get(self.writer.write.remote(index, pack(*compute_shard(self.model, self.job, unpacked_rows(rows)))))
+        written = ray.get(
+            self.writer.write.remote(
+                index, pack(*compute_shard(self.model, self.job, unpacked_rows(rows)))
+            )
+        )
         if isinstance(written, str):
             return {"index": index, "shard": None, "problem": written}
         return {"index": index, "shard": json.dumps(asdict(written)), "problem": None}
@@ -275,10 +334,14 @@ def same_model(name: str, fingerprint: str, expected: dict[str, str]) -> Model:
     torch.set_num_threads(1)
     for library, used in versions().items():
         if expected[library] != used:
-            raise FileError(f"{library} is {used} there and {expected[library]} where the run was started: install the same")
+            raise FileError(
+                f"{library} is {used} there and {expected[library]} where the run was started: install the same"
+            )
     model = load(name)
     if model_fingerprint(model) != fingerprint:
-        raise FileError(f"the model {name} has other weights there than where the run was started: give one folder that all machines see")
+        raise FileError(
+            f"the model {name} has other weights there than where the run was started: give one folder that all machines see"
+        )
     if torch.cuda.is_available():
         model.model.to("cuda")
     return model

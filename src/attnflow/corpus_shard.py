@@ -83,24 +83,41 @@ def plan_job(
     batch_tokens: int | None,
 ) -> Job:
     """The job that these options mean for a model, tried on two tokens: what is wrong is refused before anything is read."""
-    chosen, scored = names_of(methods, METHODS, "method"), names_of(importance, IMPORTANCES, "importance")
+    chosen, scored = (
+        names_of(methods, METHODS, "method"),
+        names_of(importance, IMPORTANCES, "importance"),
+    )
     if not chosen:
         raise OptionError(f"at least one method is needed; choose from {', '.join(METHODS)}")
-    if position not in QUERIES and (isinstance(position, str | bool) or not isinstance(position, int) or position < 0):
-        raise OptionError(f"unknown position {position!r}; choose from {', '.join(QUERIES)}, or a position from 0 on")
+    if position not in QUERIES and (
+        isinstance(position, str | bool) or not isinstance(position, int) or position < 0
+    ):
+        raise OptionError(
+            f"unknown position {position!r}; choose from {', '.join(QUERIES)}, or a position from 0 on"
+        )
     if batch_tokens is not None:
         check_whole("batch_tokens", batch_tokens)
     if model.is_vision or model.tokenizer is None:
-        raise OptionError(f"a corpus needs a model that reads texts, with its tokenizer; got {model.name}")
+        raise OptionError(
+            f"a corpus needs a model that reads texts, with its tokenizer; got {model.name}"
+        )
     if scored and (model.is_encoder_decoder or model.task in ("encoder", "encoder-decoder")):
-        raise OptionError(f"importance is for models that read one sequence of tokens and predict; got {model.name}, {model.task}")
+        raise OptionError(
+            f"importance is for models that read one sequence of tokens and predict; got {model.name}, {model.task}"
+        )
     graph = capture(model, [0, 0]).graph(residual=residual)
-    wanted = None if layers is None else tuple(integers([layers] if isinstance(layers, int) else list(layers), "layers"))
+    wanted = (
+        None
+        if layers is None
+        else tuple(integers([layers] if isinstance(layers, int) else list(layers), "layers"))
+    )
     stored = {}
     for name in chosen:
         result = METHODS[name](graph, layers=wanted, positions=[0], normalize=normalize)
         stored[name] = result.layers
-    return Job(chosen, stored, position, normalize, residual, scored, batch_tokens or model.batch_tokens)
+    return Job(
+        chosen, stored, position, normalize, residual, scored, batch_tokens or model.batch_tokens
+    )
 
 
 def names_of(chosen: Any, known: dict[str, Any], what: str) -> tuple[str, ...]:
@@ -112,7 +129,9 @@ def names_of(chosen: Any, known: dict[str, Any], what: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def compute_shard(model: Model, job: Job, rows: Sequence[Row]) -> "tuple[pyarrow.Table, pyarrow.Table]":
+def compute_shard(
+    model: Model, job: Job, rows: Sequence[Row]
+) -> "tuple[pyarrow.Table, pyarrow.Table]":
     """The table of the rows that have a result, and that of those that have none; every row is in exactly one of them."""
     import pyarrow as pa
 
@@ -124,7 +143,9 @@ def compute_shard(model: Model, job: Job, rows: Sequence[Row]) -> "tuple[pyarrow
             failures.append(found)
         else:
             readable.append((row, *found))
-    tables = [result_table(job, [])]  # of each batch: many small arrays, kept, would leave the memory full of holes
+    tables = [
+        result_table(job, [])
+    ]  # of each batch: many small arrays, kept, would leave the memory full of holes
     for places in batches([encoded for _, encoded, _ in readable], job.batch_tokens):
         batch = [readable[place] for place in places]
         try:
@@ -134,8 +155,17 @@ def compute_shard(model: Model, job: Job, rows: Sequence[Row]) -> "tuple[pyarrow
             for each in batch:
                 try:
                     tables.append(result_table(job, score(model, job, [each])))
-                except (RuntimeError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
-                    failures.append(Failure(each[0], MODEL, str(AttnFlowError(error)) or type(error).__name__))
+                except (
+                    RuntimeError,
+                    ValueError,
+                    ArithmeticError,
+                    LookupError,
+                    TypeError,
+                    AttributeError,
+                ) as error:
+                    failures.append(
+                        Failure(each[0], MODEL, str(AttnFlowError(error)) or type(error).__name__)
+                    )
     failures.sort(key=lambda each: each.row.number)
     return pa.concat_tables(tables).combine_chunks().sort_by("row"), error_table(failures)
 
@@ -154,7 +184,9 @@ def examine(model: Model, job: Job, row: Row) -> "tuple[Encoded, int | None] | F
         reason = TOO_LONG if is_too_long(model, row.text) else MODEL
         return Failure(row, reason, str(AttnFlowError(error)) or type(error).__name__)
     if isinstance(job.position, int) and job.position >= len(encoded.tokens):
-        return Failure(row, MODEL, f"position must be from 0 to {len(encoded.tokens) - 1}; got {job.position}")
+        return Failure(
+            row, MODEL, f"position must be from 0 to {len(encoded.tokens) - 1}; got {job.position}"
+        )
     target = None
     if job.importance and row.label is not None:
         try:
@@ -166,7 +198,10 @@ def examine(model: Model, job: Job, row: Row) -> "tuple[Encoded, int | None] | F
 
 def is_too_long(model: Model, text: str) -> bool:
     try:
-        return model.longest is not None and len(model.tokenizer(text, verbose=False)["input_ids"]) > model.longest
+        return (
+            model.longest is not None
+            and len(model.tokenizer(text, verbose=False)["input_ids"]) > model.longest
+        )
     except Exception:  # a tokenizer that fails on this text, whatever it raises
         return False
 
@@ -177,35 +212,61 @@ def score(model: Model, job: Job, batch: Sequence[tuple[Row, Encoded, int | None
 
     inputs = [encoded for _, encoded, _ in batch]
     outputs: list[Any] = []
-    handle = model.model.register_forward_hook(lambda module, arguments, output: outputs.append(output))
+    handle = model.model.register_forward_hook(
+        lambda module, arguments, output: outputs.append(output)
+    )
     try:
         attentions = capture_batch(model, inputs, "mean")
     finally:
         handle.remove()
     predictions: list[tuple[str, float] | None] = [None] * len(batch)
     at = None
-    if isinstance(job.position, int) and not model.is_encoder_decoder and model.task != "sequence classification":
+    if (
+        isinstance(job.position, int)
+        and not model.is_encoder_decoder
+        and model.task != "sequence classification"
+    ):
         at = job.position
     if model.task not in ("encoder", "encoder-decoder"):
         with torch.no_grad():
-            probabilities = model.probabilities(model.read_logits(outputs[-1], [model.reads(each, at) for each in inputs]))
+            probabilities = model.probabilities(
+                model.read_logits(outputs[-1], [model.reads(each, at) for each in inputs])
+            )
         best = probabilities.argmax(dim=-1)
-        predictions = [(model.label(int(place)), float(probabilities[row, place])) for row, place in enumerate(best)]
+        predictions = [
+            (model.label(int(place)), float(probabilities[row, place]))
+            for row, place in enumerate(best)
+        ]
     scores: list[dict[str, Floats]] = []
     for encoded, attention in zip(inputs, attentions, strict=True):
         graph = attention.graph(residual=job.residual)
-        scores.append({name: token_attention(model, job, name, graph, encoded) for name in job.methods})
+        scores.append(
+            {name: token_attention(model, job, name, graph, encoded) for name in job.methods}
+        )
     for name in job.importance:
         targets = [target for _, _, target in batch]
-        found = IMPORTANCES[name](model, [list(each.ids) for each in inputs], targets, position=at, batch_tokens=job.batch_tokens)
+        found = IMPORTANCES[name](
+            model,
+            [list(each.ids) for each in inputs],
+            targets,
+            position=at,
+            batch_tokens=job.batch_tokens,
+        )
         for place, each in enumerate(found):
             scores[place][name] = each.values
-    return [Scored(row, each, said, found) for (row, each, _), said, found in zip(batch, predictions, scores, strict=True)]
+    return [
+        Scored(row, each, said, found)
+        for (row, each, _), said, found in zip(batch, predictions, scores, strict=True)
+    ]
 
 
-def token_attention(model: Model, job: Job, name: str, graph: AttentionGraph, encoded: Encoded) -> Floats:
+def token_attention(
+    model: Model, job: Job, name: str, graph: AttentionGraph, encoded: Encoded
+) -> Floats:
     """[layer, token] of one method at the position, or over the positions, that the job says."""
-    found = queried(model, name, graph, encoded, job.position, layers=job.layers[name], normalize=job.normalize)
+    found = queried(
+        model, name, graph, encoded, job.position, layers=job.layers[name], normalize=job.normalize
+    )
     if not np.isfinite(found).all():
         raise OptionError(f"{name} of this text is not finite")
     return found
@@ -238,7 +299,15 @@ def error_schema() -> "pyarrow.Schema":
     """The columns of errors.parquet."""
     import pyarrow as pa
 
-    return pa.schema([("id", pa.string()), ("row", pa.int64()), ("reason", pa.string()), ("detail", pa.string()), ("text", pa.string())])
+    return pa.schema(
+        [
+            ("id", pa.string()),
+            ("row", pa.int64()),
+            ("reason", pa.string()),
+            ("detail", pa.string()),
+            ("text", pa.string()),
+        ]
+    )
 
 
 def result_table(job: Job, results: Sequence[Scored]) -> "pyarrow.Table":
@@ -263,12 +332,20 @@ def result_table(job: Job, results: Sequence[Scored]) -> "pyarrow.Table":
         "special": [special_of(each) for each in results],
         "words": [words_of(each) for each in results],
         "label": [each.row.label for each in results],
-        "prediction": [None if each.prediction is None else clean(each.prediction[0]) for each in results],
-        "probability": [None if each.prediction is None else each.prediction[1] for each in results],
+        "prediction": [
+            None if each.prediction is None else clean(each.prediction[0]) for each in results
+        ],
+        "probability": [
+            None if each.prediction is None else each.prediction[1] for each in results
+        ],
     }
     for name in job.methods:
-        rows = [row for each in results for row in each.scores[name]]  # [token], one for each text and layer
-        columns[name] = lists(lists(floats(rows), map(len, rows)), (len(each.scores[name]) for each in results))
+        rows = [
+            row for each in results for row in each.scores[name]
+        ]  # [token], one for each text and layer
+        columns[name] = lists(
+            lists(floats(rows), map(len, rows)), (len(each.scores[name]) for each in results)
+        )
     for name in job.importance:
         scores = [each.scores[name] for each in results]
         columns[name] = lists(floats(scores), map(len, scores))
@@ -283,7 +360,9 @@ def lists(values: Any, lengths: Any) -> Any:
     """A pyarrow array of lists, cut from one array of values after the other; much faster than Python's lists."""
     import pyarrow as pa
 
-    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths]), pa.int32()), pa.array(values))
+    return pa.ListArray.from_arrays(
+        pa.array(np.cumsum([0, *lengths]), pa.int32()), pa.array(values)
+    )
 
 
 def error_table(failures: Sequence[Failure]) -> "pyarrow.Table":
@@ -316,12 +395,20 @@ def model_fingerprint(model: Model) -> str:
     import torch
 
     config = model.model.config
-    options = asdict(config) if is_dataclass(config) and not isinstance(config, type) else dict(config.to_dict())
+    options = (
+        asdict(config)
+        if is_dataclass(config) and not isinstance(config, type)
+        else dict(config.to_dict())
+    )
     for name in ("_name_or_path", "transformers_version"):
         options.pop(name, None)
     digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    vocabulary = backend.to_str() if backend is not None else json.dumps(sorted(model.tokenizer.get_vocab().items()))
+    vocabulary = (
+        backend.to_str()
+        if backend is not None
+        else json.dumps(sorted(model.tokenizer.get_vocab().items()))
+    )
     digest.update(vocabulary.encode("utf-8", "backslashreplace"))
     for name, weight in sorted(model.model.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())

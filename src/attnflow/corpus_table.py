@@ -29,7 +29,9 @@ BATCH = 1024  # rows that are read together
 HEADER = ["against", "method", "layer", "mean", "low", "high", "std", "examples", "undefined"]
 
 
-def read_corpus(folder: str | os.PathLike[str], *, columns: Sequence[str] | None = None, batches: bool = False) -> Any:
+def read_corpus(
+    folder: str | os.PathLike[str], *, columns: Sequence[str] | None = None, batches: bool = False
+) -> Any:
     """The table of a corpus folder, in the order of its input: a pyarrow.Table, or an iterator of record batches with batches=True.
 
     While a run is under way, that is what is finished so far. columns: only these.
@@ -48,13 +50,17 @@ def read_corpus(folder: str | os.PathLike[str], *, columns: Sequence[str] | None
     if columns is not None:
         unknown = [name for name in columns if name not in schema.names]
         if unknown:
-            raise OptionError(f"unknown column {unknown[0]!r}; choose from {', '.join(schema.names)}")
+            raise OptionError(
+                f"unknown column {unknown[0]!r}; choose from {', '.join(schema.names)}"
+            )
         schema = pa.schema([schema.field(name) for name in columns])
     found = stored(Path(folder), manifest, columns)
     return found if batches else pa.Table.from_batches(list(found), schema=schema)
 
 
-def stored(folder: Path, manifest: Manifest, columns: Sequence[str] | None = None) -> "Iterator[pyarrow.RecordBatch]":
+def stored(
+    folder: Path, manifest: Manifest, columns: Sequence[str] | None = None
+) -> "Iterator[pyarrow.RecordBatch]":
     """The rows of all finished shards, a few at a time."""
     import pyarrow.parquet as pq
 
@@ -62,9 +68,13 @@ def stored(folder: Path, manifest: Manifest, columns: Sequence[str] | None = Non
         path = shard_path(folder, index)
         try:
             with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(batch_size=BATCH, columns=None if columns is None else list(columns))
+                yield from file.iter_batches(
+                    batch_size=BATCH, columns=None if columns is None else list(columns)
+                )
         except (OSError, ValueError) as error:  # pyarrow's errors are among them
-            raise FileError(f"cannot read {path}: {error}; run the same `corpus run` again, which mends it") from error
+            raise FileError(
+                f"cannot read {path}: {error}; run the same `corpus run` again, which mends it"
+            ) from error
 
 
 def schema_of(manifest: Manifest) -> "pyarrow.Schema":
@@ -108,7 +118,15 @@ def corpus_status(folder: str | os.PathLike[str]) -> Status:
     for shard in manifest.shards.values():
         errors.update(shard.reasons)
     rate = done / manifest.seconds if manifest.seconds and done else None
-    return Status(manifest.rows, done, manifest.count, len(manifest.shards), dict(sorted(errors.items())), rate, manifest.finished)
+    return Status(
+        manifest.rows,
+        done,
+        manifest.count,
+        len(manifest.shards),
+        dict(sorted(errors.items())),
+        rate,
+        manifest.finished,
+    )
 
 
 def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
@@ -118,29 +136,41 @@ def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
     wrong = []
     missing = manifest.missing
     if missing:
-        wrong.append(f"not finished: {len(missing)} of {manifest.count} shards are missing ({listed(missing)})")
+        wrong.append(
+            f"not finished: {len(missing)} of {manifest.count} shards are missing ({listed(missing)})"
+        )
     for index, shard in sorted(manifest.shards.items()):
         path = shard_path(place, index)
         rows, problems = rows_in(path, shard.sha256, schema_of(manifest), shard.rows)
         wrong += problems
         failed: list[int] = []
         if shard.errors:
-            failed, more = rows_in(shard_errors_path(place, index), shard.errors_sha256, error_schema(), shard.errors)
+            failed, more = rows_in(
+                shard_errors_path(place, index), shard.errors_sha256, error_schema(), shard.errors
+            )
             problems += more
             wrong += more
         if not problems:
             wrong += gaps(path.name, manifest.span(index), [*rows, *failed])
     known = {shard_path(place, index).name for index in range(manifest.count)}
-    wrong += [f"{path.name} belongs to no shard of the manifest" for path in sorted(place.glob("shard-*")) if path.name not in known]
+    wrong += [
+        f"{path.name} belongs to no shard of the manifest"
+        for path in sorted(place.glob("shard-*"))
+        if path.name not in known
+    ]
     if not missing:
-        failed, problems = rows_in(place / ERRORS, manifest.errors_sha256, error_schema(), manifest.errors)
+        failed, problems = rows_in(
+            place / ERRORS, manifest.errors_sha256, error_schema(), manifest.errors
+        )
         wrong += problems
         if not problems and (failed != sorted(set(failed))):
             wrong.append(f"{ERRORS}: rows are repeated or out of order")
     return wrong
 
 
-def rows_in(path: Path, sha256: str | None, schema: "pyarrow.Schema", count: int) -> tuple[list[int], list[str]]:
+def rows_in(
+    path: Path, sha256: str | None, schema: "pyarrow.Schema", count: int
+) -> tuple[list[int], list[str]]:
     """The row numbers in a Parquet file, and what is wrong with it."""
     import pyarrow.parquet as pq
 
@@ -151,11 +181,15 @@ def rows_in(path: Path, sha256: str | None, schema: "pyarrow.Schema", count: int
     try:
         with pq.ParquetFile(path) as file:
             if not file.schema_arrow.equals(schema):
-                return [], [f"{path.name} has other columns than the manifest says: {', '.join(file.schema_arrow.names)}"]
+                return [], [
+                    f"{path.name} has other columns than the manifest says: {', '.join(file.schema_arrow.names)}"
+                ]
             rows = file.read(columns=["row"]).column("row").to_pylist()
     except (OSError, ValueError) as error:
         return [], [f"{path.name} cannot be read: {error}"]
-    return rows, [] if len(rows) == count else [f"{path.name} has {len(rows)} rows; the manifest says {count}"]
+    return rows, [] if len(rows) == count else [
+        f"{path.name} has {len(rows)} rows; the manifest says {count}"
+    ]
 
 
 def gaps(name: str, span: range, rows: Iterable[int]) -> Iterator[str]:
@@ -188,17 +222,45 @@ class CorpusReport:
         for (against, method), found in self.correlations.items():
             for layer, values in zip(self.layers[method], found, strict=True):
                 known = values[~np.isnan(values)]
-                mean, deviation = (float(known.mean()), float(known.std())) if len(known) else (float("nan"), float("nan"))
-                yield against, method, layer, mean, *bootstrap(known, seed=self.seed), deviation, len(values), len(values) - len(known)
+                mean, deviation = (
+                    (float(known.mean()), float(known.std()))
+                    if len(known)
+                    else (float("nan"), float("nan"))
+                )
+                yield (
+                    against,
+                    method,
+                    layer,
+                    mean,
+                    *bootstrap(known, seed=self.seed),
+                    deviation,
+                    len(values),
+                    len(values) - len(known),
+                )
 
     def to_markdown(self) -> str:
         """One line for each importance, method and layer."""
-        lines = [f"Spearman correlation in {self.name}; special tokens {'included' if self.special_tokens else 'left out'}", ""]
+        lines = [
+            f"Spearman correlation in {self.name}; special tokens {'included' if self.special_tokens else 'left out'}",
+            "",
+        ]
         cells = (
-            [against, method, str(layer), f"{mean:.3f}", f"{low:.3f} to {high:.3f}", f"{std:.3f}", str(count), str(undefined)]
+            [
+                against,
+                method,
+                str(layer),
+                f"{mean:.3f}",
+                f"{low:.3f} to {high:.3f}",
+                f"{std:.3f}",
+                str(count),
+                str(undefined),
+            ]
             for against, method, layer, mean, low, high, std, count, undefined in self.rows()
         )
-        lines += markdown(["against", "method", "layer", "mean", "95 % interval", "std", "texts", "undefined"], cells)
+        lines += markdown(
+            ["against", "method", "layer", "mean", "95 % interval", "std", "texts", "undefined"],
+            cells,
+        )
         return "\n".join([*lines, ""])
 
     def to_csv(self) -> str:
@@ -212,7 +274,9 @@ class CorpusReport:
         import json
 
         def table() -> str:
-            return json.dumps([dict(zip(HEADER, map(defined, row), strict=True)) for row in self.rows()])
+            return json.dumps(
+                [dict(zip(HEADER, map(defined, row), strict=True)) for row in self.rows()]
+            )
 
         return by_ending(
             path,
@@ -239,30 +303,45 @@ def evaluate_corpus(
     chosen = chosen_of(methods, manifest.options["methods"], "method", folder)
     scored = chosen_of(against, manifest.options["importance"], "importance", folder)
     if not scored:
-        raise OptionError(f"{folder} holds no importance to compare with; compute it with importance, blank_out or input_gradient")
+        raise OptionError(
+            f"{folder} holds no importance to compare with; compute it with importance, blank_out or input_gradient"
+        )
     if limit is not None:
         check_whole("limit", limit)
-    found: dict[tuple[str, str], list[Floats]] = {(name, method): [] for name in scored for method in chosen}
+    found: dict[tuple[str, str], list[Floats]] = {
+        (name, method): [] for name in scored for method in chosen
+    }
     count = 0
     for batch in stored(Path(folder), manifest, ["special", *chosen, *scored]):
         for row in batch.to_pylist():
             if limit is not None and count >= limit:
                 break
             count += 1
-            keep = np.ones(len(row["special"]), bool) if special_tokens else ~np.array(row["special"], bool)
+            keep = (
+                np.ones(len(row["special"]), bool)
+                if special_tokens
+                else ~np.array(row["special"], bool)
+            )
             rounded = {name: rounded_scores(row[name])[..., keep] for name in (*chosen, *scored)}
             for name, method in found:
                 found[name, method].append(spearman(rounded[method], rounded[name]))
     layers = {method: tuple(manifest.options["layers"][method]) for method in chosen}
-    columns = {key: np.stack(values, axis=1) if values else np.empty((len(layers[key[1]]), 0)) for key, values in found.items()}
+    columns = {
+        key: np.stack(values, axis=1) if values else np.empty((len(layers[key[1]]), 0))
+        for key, values in found.items()
+    }
     return CorpusReport(os.fspath(folder), layers, columns, special_tokens, seed)
 
 
-def chosen_of(wanted: Sequence[str] | None, known: Sequence[str], what: str, folder: Any) -> list[str]:
+def chosen_of(
+    wanted: Sequence[str] | None, known: Sequence[str], what: str, folder: Any
+) -> list[str]:
     """Those that were asked for, if they are stored; else all that are."""
     for name in wanted or ():
         if name not in known:
-            raise OptionError(f"{folder} holds no {what} {name!r}; it has {', '.join(known) or 'none'}")
+            raise OptionError(
+                f"{folder} holds no {what} {name!r}; it has {', '.join(known) or 'none'}"
+            )
     return list(known if wanted is None else wanted)
 
 
@@ -289,7 +368,12 @@ def bootstrap(values: Floats, *, seed: int = 0, resamples: int = RESAMPLES) -> t
 
 
 def top_words(
-    folder: str | os.PathLike[str], *, method: str = "rollout", k: int = 20, min_count: int = 5, common: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    method: str = "rollout",
+    k: int = 20,
+    min_count: int = 5,
+    common: bool = False,
 ) -> list[tuple[str, float, int]]:
     """The words with the highest mean token attention in the top layer stored: (word in lower case, mean, how often it occurs).
 
@@ -307,11 +391,19 @@ def top_words(
     for batch in stored(Path(folder), manifest, ["tokens", "special", "words", method]):
         for row in batch.to_pylist():
             tokens, special, values = row["tokens"], row["special"], row[method][top]
-            for group in words_of(row["words"]) if row["words"] is not None else ([place] for place in range(len(tokens))):
+            for group in (
+                words_of(row["words"])
+                if row["words"] is not None
+                else ([place] for place in range(len(tokens)))
+            ):
                 word = join_subwords([tokens[place] for place in group]).lower()
                 if special[group[0]] or (not common and is_common(word)):
                     continue
                 sums[word] += sum(values[place] for place in group)
                 counts[word] += 1
-    means = [(word, total / counts[word], counts[word]) for word, total in sums.items() if counts[word] >= min_count]
+    means = [
+        (word, total / counts[word], counts[word])
+        for word, total in sums.items()
+        if counts[word] >= min_count
+    ]
     return sorted(means, key=lambda each: (-each[1], each[0]))[:k]

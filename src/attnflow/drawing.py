@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[Any]
 
-COLUMN, PAGE, WIDEST = 3.3, 7.0, 21.0  # inches: a column of a paper, its page, and where growing ends
+COLUMN, PAGE, WIDEST = (
+    3.3,
+    7.0,
+    21.0,
+)  # inches: a column of a paper, its page, and where growing ends
 FONT = 8.0  # points
 LABEL = 1.25 * FONT / 72  # inches from one label to the next that leave both legible
 LONGEST = 16  # characters of a token that are shown
@@ -66,7 +70,9 @@ def style() -> Iterator[None]:
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingExtraError("figures need matplotlib: pip install 'attnflow[figures]'") from error
+        raise MissingExtraError(
+            "figures need matplotlib: pip install 'attnflow[figures]'"
+        ) from error
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -102,8 +108,12 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
     """
     figure = figure.figure if isinstance(figure, Drawing) else figure
     if not hasattr(figure, "savefig"):
-        raise OptionError(f"save takes a figure or what a drawing returned; got {type(figure).__name__}")
-    writers: dict[str, Writer] = {ending: partial(_write, ending[1:], figure) for ending in PICTURES}
+        raise OptionError(
+            f"save takes a figure or what a drawing returned; got {type(figure).__name__}"
+        )
+    writers: dict[str, Writer] = {
+        ending: partial(_write, ending[1:], figure) for ending in PICTURES
+    }
     return by_ending(path, writers)
 
 
@@ -125,7 +135,13 @@ def paper(width: float, height: float) -> "Figure":
 
 def width_for(tokens: int) -> float:
     """A column while the labels of the tokens fit, then a page, then what they need."""
-    return COLUMN if tokens <= 16 else PAGE if tokens <= 40 else min(WIDEST, tokens * LABEL * 1.15 + 0.8)
+    return (
+        COLUMN
+        if tokens <= 16
+        else PAGE
+        if tokens <= 40
+        else min(WIDEST, tokens * LABEL * 1.15 + 0.8)
+    )
 
 
 def label_room(tokens: Sequence[str]) -> float:
@@ -152,7 +168,9 @@ def given_axes(axes: Any, count: int) -> list["Axes"]:
     found = list(np.ravel(np.asarray(axes, dtype=object)))
     if len(found) != count or not all(hasattr(ax, "imshow") for ax in found):
         kinds = ", ".join(sorted({type(ax).__name__ for ax in found}))
-        raise OptionError(f"this drawing has {count} panel{'s' * (count > 1)}, one matplotlib Axes each; got {len(found)}: {kinds}")
+        raise OptionError(
+            f"this drawing has {count} panel{'s' * (count > 1)}, one matplotlib Axes each; got {len(found)}: {kinds}"
+        )
     return found
 
 
@@ -180,7 +198,11 @@ def glyphs() -> set[int]:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     families = matplotlib.rcParams["font.family"]
-    return {code for family in families for code in get_font(str(findfont(FontProperties(family=[family])))).get_charmap()}
+    return {
+        code
+        for family in families
+        for code in get_font(str(findfont(FontProperties(family=[family])))).get_charmap()
+    }
 
 
 def label(token: str, drawable: set[int], longest: int) -> str:
@@ -191,27 +213,44 @@ def label(token: str, drawable: set[int], longest: int) -> str:
     shown = ""
     for character in bare:
         invisible = unicodedata.category(character)[0] in "CZ" and character != " "
-        unit = character.encode("unicode_escape").decode() if invisible or ord(character) not in drawable else character
-        if len(shown) + len(unit) > longest - (len(bare) > longest):  # an escape is never cut in two
+        unit = (
+            character.encode("unicode_escape").decode()
+            if invisible or ord(character) not in drawable
+            else character
+        )
+        if len(shown) + len(unit) > longest - (
+            len(bare) > longest
+        ):  # an escape is never cut in two
             return shown[: longest - 1] + "…"
         shown += unit
     return shown
 
 
-def token_ticks(ax: "Axes", tokens: Sequence[str], *, along: str = "x", chosen: int | None = None) -> None:
+def token_ticks(
+    ax: "Axes", tokens: Sequence[str], *, along: str = "x", chosen: int | None = None
+) -> None:
     """Name the places 0, 1, ... of an axis by tokens: turned where they are too wide, every few where they are too many, one in bold."""
     names = labels(tokens)
     room = room_of(ax, along, len(names))
     step = max(1, ceil(LABEL / room - 0.35))
     places = list(range(0, len(names), step))
     if chosen is not None and 0 <= chosen < len(names) and chosen not in places:
-        places[min(len(places) - 1, round(chosen / step))] = chosen  # the explained one is always named
+        places[min(len(places) - 1, round(chosen / step))] = (
+            chosen  # the explained one is always named
+        )
     shown = [names[place] for place in places]
     if along == "y":
         ax.set_yticks(places, shown, parse_math=False)
     else:
-        turn = 0 if text_width(shown) + 0.06 < room * step else 45 if room * step > 1.5 * LABEL else 90
-        turned: dict[str, Any] = {"rotation": turn, "ha": "right", "va": "center" if turn == 90 else "top", "rotation_mode": "anchor"}
+        turn = (
+            0 if text_width(shown) + 0.06 < room * step else 45 if room * step > 1.5 * LABEL else 90
+        )
+        turned: dict[str, Any] = {
+            "rotation": turn,
+            "ha": "right",
+            "va": "center" if turn == 90 else "top",
+            "rotation_mode": "anchor",
+        }
         ax.set_xticks(places, shown, parse_math=False, **(turned if turn else {}))
     ax.tick_params(axis="x" if along == "x" else "y", length=0, pad=3)
     if chosen in places:
@@ -219,7 +258,9 @@ def token_ticks(ax: "Axes", tokens: Sequence[str], *, along: str = "x", chosen: 
         ticks[places.index(chosen)].set_fontweight("bold")
 
 
-def layer_ticks(ax: "Axes", places: Sequence[int], layers: Sequence[int], *, along: str = "y", ground: str = "0") -> None:
+def layer_ticks(
+    ax: "Axes", places: Sequence[int], layers: Sequence[int], *, along: str = "y", ground: str = "0"
+) -> None:
     """Number the layers along an axis, every few where they are too many; ground: what layer 0 is called."""
     names = [str(layer) if layer else ground for layer in layers]
     wide = LABEL if along == "y" else text_width(names) + 0.06
@@ -231,7 +272,9 @@ def layer_ticks(ax: "Axes", places: Sequence[int], layers: Sequence[int], *, alo
 def room_of(ax: "Axes", along: str, count: int) -> float:
     """Inches of an axis for each of so many labels."""
     box = ax.get_window_extent()
-    return max(1e-3, (box.width if along == "x" else box.height) / figure_of(ax).dpi / max(1, count))
+    return max(
+        1e-3, (box.width if along == "x" else box.height) / figure_of(ax).dpi / max(1, count)
+    )
 
 
 def text_width(texts: Sequence[str]) -> float:
@@ -240,15 +283,31 @@ def text_width(texts: Sequence[str]) -> float:
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(size=FONT)
-    return max((text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72 for text in texts if text), default=0.0)
+    return max(
+        (
+            text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
+            for text in texts
+            if text
+        ),
+        default=0.0,
+    )
 
 
 # ---- maps -----------------------------------------------------------------------------------------------------------------------
 
 
-def layer_map(ax: "Axes", values: Floats, layers: Sequence[int], columns: Sequence[str], scale: float, chosen: int | None) -> "AxesImage":
+def layer_map(
+    ax: "Axes",
+    values: Floats,
+    layers: Sequence[int],
+    columns: Sequence[str],
+    scale: float,
+    chosen: int | None,
+) -> "AxesImage":
     """A heat map of values [row, column], from 0 to scale."""
-    image = ax.imshow(values, cmap=CMAP, vmin=0.0, vmax=scale, aspect="auto", interpolation="nearest")
+    image = ax.imshow(
+        values, cmap=CMAP, vmin=0.0, vmax=scale, aspect="auto", interpolation="nearest"
+    )
     token_ticks(ax, columns, along="x", chosen=chosen)
     layer_ticks(ax, range(len(layers)), layers)
     return image
@@ -260,7 +319,12 @@ def colour_bar(images: Sequence["AxesImage"], axes: Sequence["Axes"]) -> Any:
     extend: Any = "max" if beyond else "neither"
     figure, boxes = figure_of(axes[0]), [ax.get_position() for ax in axes]
     height = (max(box.y1 for box in boxes) - min(box.y0 for box in boxes)) * figure.get_figheight()
-    shape: Any = {"fraction": 0.08, "pad": 0.02, "aspect": max(10.0, height / 0.11), "extendfrac": min(0.06, 0.1 / height)}
+    shape: Any = {
+        "fraction": 0.08,
+        "pad": 0.02,
+        "aspect": max(10.0, height / 0.11),
+        "extendfrac": min(0.06, 0.1 / height),
+    }
     bar = figure.colorbar(images[0], ax=list(axes), extend=extend, label="token attention", **shape)
     cast(Any, bar.outline).set_linewidth(0.4)
     return bar
@@ -286,17 +350,27 @@ def largest(arrays: Iterable[Floats]) -> float:
 
 def patches_of(tokens: Sequence[str], grid: tuple[int, int] | None) -> "Numbers":
     """[down, across]: the key of each patch, from the tokens' names or from the grid."""
-    named = {(int(match[1]), int(match[2])): key for key, token in enumerate(tokens) if (match := PATCH.fullmatch(token))}
+    named = {
+        (int(match[1]), int(match[2])): key
+        for key, token in enumerate(tokens)
+        if (match := PATCH.fullmatch(token))
+    }
     if named:
         down, across = (max(place[axis] for place in named) + 1 for axis in (0, 1))
         if len(named) != down * across or (grid is not None and tuple(grid) != (down, across)):
-            raise OptionError(f"the tokens name {len(named)} patches of a grid of {down} x {across}; got grid={grid}")
+            raise OptionError(
+                f"the tokens name {len(named)} patches of a grid of {down} x {across}; got grid={grid}"
+            )
         return np.array([[named[row, column] for column in range(across)] for row in range(down)])
     if grid is None:
-        raise OptionError("these tokens name no patches ('0,0', '0,1', ...); give grid=(down, across)")
+        raise OptionError(
+            "these tokens name no patches ('0,0', '0,1', ...); give grid=(down, across)"
+        )
     sizes = integers(grid, "grid")
     if len(sizes) != 2 or min(sizes) < 1 or sizes[0] * sizes[1] > len(tokens):
-        raise OptionError(f"grid must be (down, across), at most {len(tokens)} patches, as many as there are tokens; got {grid}")
+        raise OptionError(
+            f"grid must be (down, across), at most {len(tokens)} patches, as many as there are tokens; got {grid}"
+        )
     return np.arange(len(tokens) - sizes[0] * sizes[1], len(tokens)).reshape(sizes)
 
 
@@ -307,7 +381,9 @@ def pixels_of(image: Any) -> "Numbers":
 
         try:
             with Image.open(image) as opened:
-                image = ImageOps.exif_transpose(opened).convert("RGB")  # as image processors read files
+                image = ImageOps.exif_transpose(opened).convert(
+                    "RGB"
+                )  # as image processors read files
         except FileNotFoundError as error:
             raise FileError(f"no such file: {os.fspath(image)}") from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -315,11 +391,19 @@ def pixels_of(image: Any) -> "Numbers":
     elif hasattr(image, "convert"):
         image = image.convert("RGB")
     pixels = np.asarray(image)
-    if pixels.dtype.kind not in "buif" or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
-        raise OptionError(f"an image must have shape [height, width] or [height, width, 3]; got {pixels.shape} of {pixels.dtype}")
+    if (
+        pixels.dtype.kind not in "buif"
+        or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
+        or not pixels.size
+    ):
+        raise OptionError(
+            f"an image must have shape [height, width] or [height, width, 3]; got {pixels.shape} of {pixels.dtype}"
+        )
     top = 1 if pixels.dtype.kind in "bf" else 255
     if not (pixels >= 0).all() or not (pixels <= top).all():
-        raise OptionError("an image must hold floats from 0 to 1, or whole numbers from 0 to 255; give the picture before normalisation")
+        raise OptionError(
+            "an image must hold floats from 0 to 1, or whole numbers from 0 to 255; give the picture before normalisation"
+        )
     return pixels.astype(float) if pixels.dtype.kind == "b" else pixels
 
 
@@ -329,16 +413,23 @@ def pixels_of(image: Any) -> "Numbers":
 def check_result(result: TokenAttention) -> None:
     """A result whose values have the shape that its names say."""
     if not isinstance(result, TokenAttention):
-        raise OptionError(f"this figure draws a TokenAttention, which raw, rollout and flow give; got {type(result).__name__}")
+        raise OptionError(
+            f"this figure draws a TokenAttention, which raw, rollout and flow give; got {type(result).__name__}"
+        )
     expected = (len(result.layers), len(result.positions), len(result.tokens))
     check_shape(
-        "values [layer, query, key]", result.values, expected, f"{expected[0]} layers, {expected[1]} positions and {expected[2]} tokens"
+        "values [layer, query, key]",
+        result.values,
+        expected,
+        f"{expected[0]} layers, {expected[1]} positions and {expected[2]} tokens",
     )
 
 
 def check_shape(what: str, values: Any, expected: tuple[int, ...], means: str) -> None:
     """Finite numbers of a shape."""
     if np.shape(values) != expected:
-        raise OptionError(f"{what} must have shape {expected}, for {means}; got {np.shape(values)}: tokens and values belong to another")
+        raise OptionError(
+            f"{what} must have shape {expected}, for {means}; got {np.shape(values)}: tokens and values belong to another"
+        )
     if not np.isfinite(values).all():
         raise OptionError(f"{what} must be finite to be drawn; some are not")

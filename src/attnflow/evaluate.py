@@ -66,12 +66,18 @@ class Report:
         found = {}
         for name in self.against:
             for method in self.methods:
-                columns = [spearman(*self._kept(example, method, name)) for example in self.examples]
+                columns = [
+                    spearman(*self._kept(example, method, name)) for example in self.examples
+                ]
                 found[name, method] = np.stack(columns, axis=1) if columns else np.empty((0, 0))
         return found
 
     def _kept(self, example: Scored, method: str, name: str) -> tuple[Floats, Floats]:
-        keep = np.ones(len(example.tokens), bool) if self.special_tokens else ~np.array(example.special, bool)
+        keep = (
+            np.ones(len(example.tokens), bool)
+            if self.special_tokens
+            else ~np.array(example.special, bool)
+        )
         return example.scores[method][:, keep], example.importance[name][keep]
 
     def including(self, special_tokens: bool) -> "Report":
@@ -81,16 +87,28 @@ class Report:
     def rows(self) -> Iterator[tuple[str, str, int | None, float, float, int, int]]:
         """(against, method, layer, mean, standard deviation, examples, how many of them undefined); layer None: of a scorer's own."""
         for (name, method), found in self.correlations.items():
-            for layer, values in zip(self.layers if method in METHODS else [None], found, strict=True):
+            for layer, values in zip(
+                self.layers if method in METHODS else [None], found, strict=True
+            ):
                 known = values[~np.isnan(values)]
-                mean, deviation = (float(known.mean()), float(known.std())) if len(known) else (float("nan"), float("nan"))
+                mean, deviation = (
+                    (float(known.mean()), float(known.std()))
+                    if len(known)
+                    else (float("nan"), float("nan"))
+                )
                 yield name, method, layer, mean, deviation, len(values), len(values) - len(known)
 
     def mean(self, method: str, against: str, layer: int | None = None) -> float:
         """The mean correlation of a method in a layer; the top one if none is given."""
-        found = [row for row in self.rows() if row[:2] == (against, method) and (layer is None or row[2] in (layer, None))]
+        found = [
+            row
+            for row in self.rows()
+            if row[:2] == (against, method) and (layer is None or row[2] in (layer, None))
+        ]
         if not found:
-            raise OptionError(f"this report has no {method} against {against} in layer {layer}; it has {', '.join(self.methods)}")
+            raise OptionError(
+                f"this report has no {method} against {against} in layer {layer}; it has {', '.join(self.methods)}"
+            )
         return found[-1][3]
 
     def to_markdown(self) -> str:
@@ -99,7 +117,9 @@ class Report:
         for name in self.against:
             rows = [row for row in self.rows() if row[0] == name]
             text += [f"Spearman correlation with {name} ({self.model}, {self.what()})", ""]
-            columns = [f"layer {layer}" for layer in self.layers] or ["score"]  # scorers of the user's alone have no layers
+            columns = [f"layer {layer}" for layer in self.layers] or [
+                "score"
+            ]  # scorers of the user's alone have no layers
             text += markdown(["method", *columns, "undefined"], self._cells(rows))
             text.append("")
         return "\n".join(text)
@@ -109,16 +129,33 @@ class Report:
             mine = [row for row in rows if row[1] == method]
             undefined = sorted({row[6] for row in mine})
             values = [f"{row[3]:.2f} ± {row[4]:.2f}" for row in mine]
-            blanks = [""] * (max(1, len(self.layers)) - len(values))  # a scorer has no layers: its number stands under the last one
-            yield [method, *blanks, *values, "–".join(map(str, dict.fromkeys([undefined[0], undefined[-1]]))) if undefined else ""]
+            blanks = [""] * (
+                max(1, len(self.layers)) - len(values)
+            )  # a scorer has no layers: its number stands under the last one
+            yield [
+                method,
+                *blanks,
+                *values,
+                "–".join(map(str, dict.fromkeys([undefined[0], undefined[-1]])))
+                if undefined
+                else "",
+            ]
 
     def what(self) -> str:
         """What was counted, in words."""
-        special = sorted({token for each in self.examples for token, mark in zip(each.tokens, each.special, strict=True) if mark})
-        counted = f"n = {len(self.examples)}" + (f" of {self.asked} asked for" if self.asked > len(self.examples) else "")
-        return (
-            f"{counted}; {', '.join(special) or 'special tokens'} {'included' if self.special_tokens else 'left out'}; query {self.query}"
+        special = sorted(
+            {
+                token
+                for each in self.examples
+                for token, mark in zip(each.tokens, each.special, strict=True)
+                if mark
+            }
         )
+        counted = f"n = {len(self.examples)}" + (
+            f" of {self.asked} asked for" if self.asked > len(self.examples) else ""
+        )
+        kept = "included" if self.special_tokens else "left out"
+        return f"{counted}; {', '.join(special) or 'special tokens'} {kept}; query {self.query}"
 
     def to_csv(self) -> str:
         """One line a method, layer and importance."""
@@ -143,11 +180,17 @@ class Report:
                     "tokens": each.tokens,
                     "special": each.special,
                     "scores": {
-                        name: [[defined(value) for value in row] for row in values.tolist()] for name, values in each.scores.items()
+                        name: [[defined(value) for value in row] for row in values.tolist()]
+                        for name, values in each.scores.items()
                     },
-                    "importance": {name: [defined(value) for value in values.tolist()] for name, values in each.importance.items()},
+                    "importance": {
+                        name: [defined(value) for value in values.tolist()]
+                        for name, values in each.importance.items()
+                    },
                     "correlation": {
-                        f"{method} against {name}": [defined(value) for value in found[:, place].tolist()]
+                        f"{method} against {name}": [
+                            defined(value) for value in found[:, place].tolist()
+                        ]
                         for (name, method), found in self.correlations.items()
                     },
                 }
@@ -196,13 +239,23 @@ def evaluate(
     <Report: rollout against blank_out, 1 examples>
     """
     model = model if isinstance(model, Model) else Model(model)
-    job = Job(model, named(methods, METHODS, "method"), named(against, IMPORTANCES, "importance"), layers, query, residual, workers)
+    job = Job(
+        model,
+        named(methods, METHODS, "method"),
+        named(against, IMPORTANCES, "importance"),
+        layers,
+        query,
+        residual,
+        workers,
+    )
     if limit is not None:
         (limit,) = integers([limit], "limit")
         if limit < 1:
             raise OptionError(f"limit must be a whole number, at least 1; got {limit!r}")
     if isinstance(examples, str):
-        raise OptionError("examples must be a list of texts, or of (text, label); got one text: put it in a list")
+        raise OptionError(
+            "examples must be a list of texts, or of (text, label); got one text: put it in a list"
+        )
     chosen = list(islice(examples, limit))
     if not chosen:
         raise OptionError("there must be at least one example; got none")
@@ -219,7 +272,16 @@ def evaluate(
             if not done:
                 raise
     names = (tuple(job.methods), tuple(job.against))
-    return Report(model.name, *names, job.layers, tuple(done), special_tokens, str(query), len(chosen), job.seconds)
+    return Report(
+        model.name,
+        *names,
+        job.layers,
+        tuple(done),
+        special_tokens,
+        str(query),
+        len(chosen),
+        job.seconds,
+    )
 
 
 class Job:
@@ -236,7 +298,9 @@ class Job:
         workers: int,
     ) -> None:
         if isinstance(query, str) and query not in ("focal", "max", "mean"):
-            raise OptionError(f"unknown query {query!r}; choose from focal, max, mean, or a position")
+            raise OptionError(
+                f"unknown query {query!r}; choose from focal, max, mean, or a position"
+            )
         if not isinstance(query, str):
             (query,) = integers([query], "query")
         self.model, self.methods, self.against = model, methods, against
@@ -264,9 +328,14 @@ class Job:
                 importance[name] = (
                     IMPORTANCES[name](self.model, texts, labels)
                     if scorer is None
-                    else [own(scorer, name, each, example) for each, example in zip(encoded, examples, strict=True)]
+                    else [
+                        own(scorer, name, each, example)
+                        for each, example in zip(encoded, examples, strict=True)
+                    ]
                 )
-        ours = next((importance[name] for name, scorer in self.against.items() if scorer is None), None)
+        ours = next(
+            (importance[name] for name, scorer in self.against.items() if scorer is None), None
+        )
         targets = [each.target for each in ours] if ours else [str(label) for label in labels]
         scores: list[dict[str, Floats]] = [{} for _ in examples]
         if any(scorer is None for scorer in self.methods.values()):
@@ -282,8 +351,17 @@ class Job:
                         else own(scorer, name, each, examples[place])[None]
                     )
         return [
-            Scored(text, target, each.tokens, each.special, found, {name: np.asarray(values[place]) for name, values in importance.items()})
-            for place, (text, target, each, found) in enumerate(zip(texts, targets, encoded, scores, strict=True))
+            Scored(
+                text,
+                target,
+                each.tokens,
+                each.special,
+                found,
+                {name: np.asarray(values[place]) for name, values in importance.items()},
+            )
+            for place, (text, target, each, found) in enumerate(
+                zip(texts, targets, encoded, scores, strict=True)
+            )
         ]
 
     def token_attention(self, name: str, graph: Any, encoded: Encoded) -> Floats:
@@ -295,18 +373,26 @@ class Job:
         return queried(self.model, name, graph, encoded, self.query, layers=self.layers, **options)
 
 
-def queried(model: Model, name: str, graph: Any, encoded: Encoded, query: str | int, **options: Any) -> Floats:
+def queried(
+    model: Model, name: str, graph: Any, encoded: Encoded, query: str | int, **options: Any
+) -> Floats:
     """[layer, token] of one method at the position that a query means, or over all: "focal", "max", "mean" or a number."""
     position = model.focal(encoded, causal=graph.causal) if query == "focal" else query
     positions = None if position in ("max", "mean") else [position]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SaturationWarning)  # that flow says little shows in what is made of it
-        values = METHODS[name](graph, positions=positions, **options).values  # [layer, query, token]
+        warnings.simplefilter(
+            "ignore", SaturationWarning
+        )  # that flow says little shows in what is made of it
+        values = METHODS[name](
+            graph, positions=positions, **options
+        ).values  # [layer, query, token]
     reduced: Floats = values.mean(axis=1) if query == "mean" else values.max(axis=1)
     return reduced
 
 
-def read_examples(path: str | os.PathLike[str], model: Model, limit: int | None = None) -> list[Any]:
+def read_examples(
+    path: str | os.PathLike[str], model: Model, limit: int | None = None
+) -> list[Any]:
     """Texts, or (text, label), from a file: one a line, the label after a tab; a header (text or sentence, and label) may name the columns.
 
     What the model cannot take is refused by file and line.
@@ -323,16 +409,22 @@ def read_examples(path: str | os.PathLike[str], model: Model, limit: int | None 
                 text, label = heads[0], names.index("label") if "label" in names else 1
                 continue
             if width > 2:
-                raise FileError(f"{path}, line {number}: one or two columns are needed, or a header that names text and label; got {width}")
+                raise FileError(
+                    f"{path}, line {number}: one or two columns are needed, or a header that names text and label; got {width}"
+                )
         if len(cells) != width:
-            raise FileError(f"{path}, line {number}: {width} columns are needed, as in the first line; got {len(cells)}")
+            raise FileError(
+                f"{path}, line {number}: {width} columns are needed, as in the first line; got {len(cells)}"
+            )
         given = cells[label].strip() if width > 1 else None
         check_example(model, f"{path}, line {number}", cells[text], given)
         found.append(cells[text] if given is None else (cells[text], given))
         if len(found) == limit:
             break
     if not found:
-        raise FileError(f"{path} holds no examples: a text a line is needed, and its label after a tab where there is one")
+        raise FileError(
+            f"{path} holds no examples: a text a line is needed, and its label after a tab where there is one"
+        )
     return found
 
 
@@ -363,13 +455,21 @@ def named(chosen: Any, known: Mapping[str, Any], what: str) -> dict[str, Scorer 
     """Names and functions as {name: function, or None for one of attnflow's}."""
     if isinstance(chosen, str) or callable(chosen):
         chosen = [chosen]
-    pairs = chosen.items() if isinstance(chosen, Mapping) else [(name_of(each), None if isinstance(each, str) else each) for each in chosen]
+    pairs = (
+        chosen.items()
+        if isinstance(chosen, Mapping)
+        else [(name_of(each), None if isinstance(each, str) else each) for each in chosen]
+    )
     found: dict[str, Scorer | None] = {}
     for name, scorer in pairs:
         if scorer is None and name not in known:
-            raise OptionError(f"unknown {what} {name!r}; choose from {', '.join(known)}, or give a function")
+            raise OptionError(
+                f"unknown {what} {name!r}; choose from {', '.join(known)}, or give a function"
+            )
         if scorer is not None and (name in known or not callable(scorer)):
-            raise OptionError(f"a {what} of your own must be a function with a name of its own; got {name!r}: {type(scorer).__name__}")
+            raise OptionError(
+                f"a {what} of your own must be a function with a name of its own; got {name!r}: {type(scorer).__name__}"
+            )
         if name in found:
             raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
         found[name] = scorer
@@ -379,7 +479,11 @@ def named(chosen: Any, known: Mapping[str, Any], what: str) -> dict[str, Scorer 
 
 
 def name_of(chosen: Any) -> str:
-    return chosen if isinstance(chosen, str) else str(getattr(chosen, "__name__", type(chosen).__name__))
+    return (
+        chosen
+        if isinstance(chosen, str)
+        else str(getattr(chosen, "__name__", type(chosen).__name__))
+    )
 
 
 def pair_of(example: Any) -> tuple[Any, Any]:
@@ -406,9 +510,13 @@ def own(scorer: Scorer, name: str, encoded: Encoded, example: Any) -> Floats:
     except AttnFlowError:
         raise
     except Exception as error:
-        raise OptionError(f"{name} failed on {example!r}: {type(error).__name__}: {error}") from error
+        raise OptionError(
+            f"{name} failed on {example!r}: {type(error).__name__}: {error}"
+        ) from error
     if values.shape != (len(encoded.tokens),):
-        raise OptionError(f"{name} must give one number a token, {len(encoded.tokens)} for {example!r}; got shape {values.shape}")
+        raise OptionError(
+            f"{name} must give one number a token, {len(encoded.tokens)} for {example!r}; got shape {values.shape}"
+        )
     return values
 
 

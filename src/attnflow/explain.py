@@ -38,7 +38,9 @@ class Explanation:
     tokens: tuple[str, ...]
     special: tuple[bool, ...]  # tokens that are no words of the input: CLS, SEP and their like
     position: int
-    prediction: tuple[str, float] | None  # label and probability; None for a model that predicts nothing
+    prediction: (
+        tuple[str, float] | None
+    )  # label and probability; None for a model that predicts nothing
     attention: Attention
     raw: TokenAttention
     rollout: TokenAttention
@@ -52,7 +54,9 @@ class Explanation:
         """The three results by their names."""
         return {"raw": self.raw, "rollout": self.rollout, "flow": self.flow}
 
-    def scores(self, layer: int | None = None, *, by_word: bool = False) -> dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]]:
+    def scores(
+        self, layer: int | None = None, *, by_word: bool = False
+    ) -> dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]]:
         """(tokens, one number a token) of each method in a layer, the top one if none is given, and of each importance.
 
         by_word: subwords summed to words.
@@ -117,7 +121,11 @@ class Explanation:
             rows = {layer: result.at(self.position, layer).tolist() for layer in result.layers}
             content[name] = {"layers": list(rows), "values": list(rows.values())}
         for name, importance in self.importance.items():
-            content[name] = {"target": importance.target, "probability": importance.probability, "values": importance.values.tolist()}
+            content[name] = {
+                "target": importance.target,
+                "probability": importance.probability,
+                "values": importance.values.tolist(),
+            }
         file.write(json.dumps(content).encode())
 
     def _write_npz(self, file: IO[bytes]) -> None:
@@ -128,12 +136,16 @@ class Explanation:
             "layers": np.array(self.raw.layers),
         }
         for name, result in self.methods.items():
-            arrays[name] = np.stack([result.at(self.position, layer) for layer in result.layers])  # [layer, token]
+            arrays[name] = np.stack(
+                [result.at(self.position, layer) for layer in result.layers]
+            )  # [layer, token]
         arrays |= {name: importance.values for name, importance in self.importance.items()}
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        predicted = "" if self.prediction is None else f", {self.prediction[0]} ({self.prediction[1]:.3f})"
+        predicted = (
+            "" if self.prediction is None else f", {self.prediction[0]} ({self.prediction[1]:.3f})"
+        )
         return f"<Explanation: {len(self.tokens)} tokens, position {self.position} of {self.model}{predicted}>"
 
 
@@ -161,13 +173,21 @@ def explain(
     >>> found.prediction[0], found.flow.at(position=0).shape
     ('singular', (6,))
     """
-    model = load(model) if isinstance(model, str | os.PathLike) else model if isinstance(model, Model) else Model(model)
+    model = (
+        load(model)
+        if isinstance(model, str | os.PathLike)
+        else model
+        if isinstance(model, Model)
+        else Model(model)
+    )
     wanted = [importance] if isinstance(importance, str) else list(importance)
     for name in wanted:
         if name not in IMPORTANCES:
             raise OptionError(f"unknown importance {name!r}; choose from {', '.join(IMPORTANCES)}")
     encoded = model.encode(value, truncation=truncation)
-    ids = value if model.is_vision or model.is_encoder_decoder else list(encoded.ids)  # a text is cut to tokens once
+    ids = (
+        value if model.is_vision or model.is_encoder_decoder else list(encoded.ids)
+    )  # a text is cut to tokens once
     attention = capture(model, value, heads=heads, truncation=truncation)
     graph = attention.graph(residual=residual)
     if position is None:
@@ -179,15 +199,27 @@ def explain(
     options: dict[str, Any] = {"layers": every, "normalize": normalize}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SaturationWarning)
-        flows = flow(graph, positions=None if graph.size <= ALL_FLOWS else [position], workers=workers, **options)
+        flows = flow(
+            graph,
+            positions=None if graph.size <= ALL_FLOWS else [position],
+            workers=workers,
+            **options,
+        )
     predicts = model.task not in ("encoder", "encoder-decoder")
-    at = None if model.is_encoder_decoder or model.task in ("sequence classification", "image classification") else position
+    at = (
+        None
+        if model.is_encoder_decoder
+        or model.task in ("sequence classification", "image classification")
+        else position
+    )
     prediction = model.predict([ids], position=at)[0] if predicts else None
     scored = {}
     if predicts and not model.is_vision and not model.is_encoder_decoder:
         for name in wanted:
             found = IMPORTANCES[name](model, ids, target, position=at)
-            scored[name] = Importance(found.values, name, encoded.tokens, found.target, found.probability, encoded.words)
+            scored[name] = Importance(
+                found.values, name, encoded.tokens, found.target, found.probability, encoded.words
+            )
     return Explanation(
         text=value,
         model=model.name,

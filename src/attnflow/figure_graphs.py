@@ -71,25 +71,46 @@ def attention_graph(
     result = token_attention
     layers, size = neighbouring(result), len(result.tokens)
     if not same_tokens(result):
-        raise OptionError("a graph needs the same tokens as queries and as keys; got words as keys: draw it before by_word")
+        raise OptionError(
+            "a graph needs the same tokens as queries and as keys; got words as keys: draw it before by_word"
+        )
     if position is not None:
         for each in layers if layer is None else [layer]:
             result.at(position, each)  # says what was not computed
     if layer is not None and (position is None or layer not in layers):
-        raise OptionError(f"layer chooses a node together with position, in the layers drawn ({listed(layers)}); got {layer=}, {position=}")
-    values = np.stack([result.values[result.layers.index(each)] for each in layers])  # [layer, query, key]
-    edges, weights, note = edges_of(values, layers, result.positions, chosen_count(strongest, size), position)
+        raise OptionError(
+            f"layer chooses a node together with position, in the layers drawn ({listed(layers)}); got {layer=}, {position=}"
+        )
+    values = np.stack(
+        [result.values[result.layers.index(each)] for each in layers]
+    )  # [layer, query, key]
+    edges, weights, note = edges_of(
+        values, layers, result.positions, chosen_count(strongest, size), position
+    )
     if len(result.positions) < size:
         note += f"\nposition{'s' * (len(result.positions) != 1)} {listed(result.positions)} only"
     depth = max(layers) - min(layers) + 1
-    ax = paper(*graph_size(depth, result.tokens, orientation)).subplots() if ax is None else given_axes(ax, 1)[0]
+    ax = (
+        paper(*graph_size(depth, result.tokens, orientation)).subplots()
+        if ax is None
+        else given_axes(ax, 1)[0]
+    )
     front = np.zeros(len(edges), bool) if position is None else edges[:, 1] == position
     if layer is not None:
         front &= edges[:, 0] == layer
-    colour, scale, thick = COLOURS.get(result.method, OTHER_COLOURS[0]), checked_scale(scale, values), thickness(size)
+    colour, scale, thick = (
+        COLOURS.get(result.method, OTHER_COLOURS[0]),
+        checked_scale(scale, values),
+        thickness(size),
+    )
     behind = (colour, orientation) if position is None else ("0.7", orientation)
     clear: dict[str, Any] = {"thickest": thick, "opacity": (0.04, 1.0 if position is None else 0.6)}
-    bold: dict[str, Any] = {"thickest": thick, "thinnest": 0.1 * thick, "opacity": (0.3, 1.0), "zorder": 2}
+    bold: dict[str, Any] = {
+        "thickest": thick,
+        "thinnest": 0.1 * thick,
+        "opacity": (0.3, 1.0),
+        "zorder": 2,
+    }
     artists: dict[str, Any] = {
         "edges": draw_edges(ax, edges[~front], weights[~front], scale, *behind, **clear),
         "front": draw_edges(ax, edges[front], weights[front], scale, colour, orientation, **bold),
@@ -118,17 +139,28 @@ def compare_graphs(
     """
     several = explanations_of(explanation)
     if len(several) != 1:
-        raise OptionError(f"compare_graphs draws one explanation; got {len(several)}: call it for each")
+        raise OptionError(
+            f"compare_graphs draws one explanation; got {len(several)}: call it for each"
+        )
     (explanation,) = several
     check_orientation(orientation)
     position = explanation.position if position is None else position
     if axes is None:
-        panels = list(paper(*graph_size(len(explanation.raw.layers), explanation.tokens, orientation, panels=3)).subplots(1, 3))
+        panels = list(
+            paper(
+                *graph_size(len(explanation.raw.layers), explanation.tokens, orientation, panels=3)
+            ).subplots(1, 3)
+        )
     else:
         panels = given_axes(axes, 3)
     artists = {}
     scale = largest(result.values for result in explanation.methods.values())
-    options: dict[str, Any] = {"position": position, "orientation": orientation, "strongest": strongest, "scale": scale}
+    options: dict[str, Any] = {
+        "position": position,
+        "orientation": orientation,
+        "strongest": strongest,
+        "scale": scale,
+    }
     for place, (name, result) in enumerate(explanation.methods.items()):
         panel = panels[place]
         drawn = attention_graph(result, ax=panel, **options)
@@ -140,7 +172,13 @@ def compare_graphs(
 
 
 @style()
-def flow_paths(max_flow: MaxFlow, *, orientation: str = "up", strongest: int | None = None, ax: "Axes | None" = None) -> Drawing:
+def flow_paths(
+    max_flow: MaxFlow,
+    *,
+    orientation: str = "up",
+    strongest: int | None = None,
+    ax: "Axes | None" = None,
+) -> Drawing:
     """The edges that carry one maximum flow, as wide as the flow on them, and the edges of its minimum cut, dashed.
 
     artists: "edges" (a line collection, weakest first), "cut" (a line collection in the order of max_flow.cut), "nodes", "ends".
@@ -155,8 +193,15 @@ def flow_paths(max_flow: MaxFlow, *, orientation: str = "up", strongest: int | N
     check_orientation(orientation)
     (upper, _), (lower, _) = max_flow.source, max_flow.target
     layers, size = list(range(lower + 1, upper + 1)), len(max_flow.tokens)
-    check_shape("edges [layer, query, key]", max_flow.edges, (len(layers), size, size), f"layers {listed(layers)} and {size} tokens")
-    edges, weights, note = edges_of(max_flow.edges, layers, range(size), chosen_count(strongest, size))
+    check_shape(
+        "edges [layer, query, key]",
+        max_flow.edges,
+        (len(layers), size, size),
+        f"layers {listed(layers)} and {size} tokens",
+    )
+    edges, weights, note = edges_of(
+        max_flow.edges, layers, range(size), chosen_count(strongest, size)
+    )
     start, end = labels([max_flow.tokens[max_flow.source[1]], max_flow.tokens[max_flow.target[1]]])
     title = f"maximum flow {max_flow.value:.3g}\nfrom {start} in layer {upper} to {end} in layer {lower}"
     width, height = graph_size(len(layers), max_flow.tokens, orientation)
@@ -164,22 +209,54 @@ def flow_paths(max_flow: MaxFlow, *, orientation: str = "up", strongest: int | N
     scale = largest([weights])
     count = chosen_count(strongest, size)
     limiting = (
-        sorted(max_flow.cut, key=lambda edge: -max_flow.edges[edge[0] - lower - 1, edge[1], edge[2]])[:count] if count else max_flow.cut
+        sorted(
+            max_flow.cut, key=lambda edge: -max_flow.edges[edge[0] - lower - 1, edge[1], edge[2]]
+        )[:count]
+        if count
+        else max_flow.cut
     )
     cut = np.array(limiting, dtype=int).reshape(-1, 3)
-    full = np.array([max_flow.edges[layer - lower - 1, query, key] for layer, query, key in limiting])
+    full = np.array(
+        [max_flow.edges[layer - lower - 1, query, key] for layer, query, key in limiting]
+    )
     thick, dashes = thickness(size), (0, (2.2, 1.1))
     lines: dict[str, Any] = {"thickest": thick, "thinnest": 0.25 * thick}
     artists: dict[str, Any] = {
-        "edges": draw_edges(ax, edges, weights, scale, COLOURS["flow"], orientation, opacity=(0.4, 1.0), **lines),
-        "cut": draw_edges(ax, cut, full, scale, MARKED, orientation, opacity=(0.9, 1.0), zorder=2, linestyle=dashes, **lines),
+        "edges": draw_edges(
+            ax, edges, weights, scale, COLOURS["flow"], orientation, opacity=(0.4, 1.0), **lines
+        ),
+        "cut": draw_edges(
+            ax,
+            cut,
+            full,
+            scale,
+            MARKED,
+            orientation,
+            opacity=(0.9, 1.0),
+            zorder=2,
+            linestyle=dashes,
+            **lines,
+        ),
         "nodes": graph_frame(ax, layers, max_flow.tokens, orientation, None),
     }
     ends = np.array([at(orientation, *max_flow.source), at(orientation, *max_flow.target)])
-    artists["ends"] = ax.scatter(ends[:, 0], ends[:, 1], s=34, facecolor="white", edgecolor="black", linewidth=1.2, zorder=4)
+    artists["ends"] = ax.scatter(
+        ends[:, 0], ends[:, 1], s=34, facecolor="white", edgecolor="black", linewidth=1.2, zorder=4
+    )
     names = ["flow", f"minimum cut ({len(max_flow.cut):,} edge{'s' * (len(max_flow.cut) != 1)})"]
-    keys = [ax.plot([], [], color=COLOURS["flow"], lw=2)[0], ax.plot([], [], color=MARKED, lw=2, ls=dashes)[0]]
-    ax.legend(keys, names, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, borderaxespad=0.1)
+    keys = [
+        ax.plot([], [], color=COLOURS["flow"], lw=2)[0],
+        ax.plot([], [], color=MARKED, lw=2, ls=dashes)[0],
+    ]
+    ax.legend(
+        keys,
+        names,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=2,
+        frameon=False,
+        borderaxespad=0.1,
+    )
     ax.set_title(title + note, parse_math=False, pad=18)
     return Drawing(figure_of(ax), (ax,), artists)
 
@@ -200,7 +277,9 @@ def chosen_count(strongest: int | None, size: int) -> int | None:
 def check_orientation(orientation: str) -> None:
     """One of the two."""
     if orientation not in ("up", "right"):
-        raise OptionError(f"unknown orientation {orientation!r}; choose from up, right: where higher layers stand")
+        raise OptionError(
+            f"unknown orientation {orientation!r}; choose from up, right: where higher layers stand"
+        )
 
 
 def neighbouring(result: TokenAttention) -> list[int]:
@@ -217,7 +296,11 @@ def neighbouring(result: TokenAttention) -> list[int]:
 
 
 def edges_of(
-    values: Floats, layers: Sequence[int], positions: Sequence[int], count: int | None, always: int | None = None
+    values: Floats,
+    layers: Sequence[int],
+    positions: Sequence[int],
+    count: int | None,
+    always: int | None = None,
 ) -> tuple["Numbers", Floats, str]:
     """(layer, query, key) [edge, 3] and weight [edge] of the strongest edges, the weakest first, and a note where some are left out.
 
@@ -233,7 +316,9 @@ def edges_of(
     kept[order[-count:]] = True
     if always is not None:
         kept |= edges[:, 1] == always
-    note = f"\nstrongest {count:,} of {np.count_nonzero(values):,} edges" + ("" if always is None else f", and all of position {always}")
+    note = f"\nstrongest {count:,} of {np.count_nonzero(values):,} edges" + (
+        "" if always is None else f", and all of position {always}"
+    )
     return edges[order[kept[order]]], weights[order[kept[order]]], note
 
 
@@ -263,9 +348,14 @@ def draw_edges(
     share = np.minimum(weights / scale, 1.0)
     colours = np.tile(to_rgba(colour), (len(edges), 1))
     colours[:, 3] = opacity[0] + (opacity[1] - opacity[0]) * share
-    segments = [[at(orientation, layer, query), at(orientation, layer - 1, key)] for layer, query, key in edges.tolist()]
+    segments = [
+        [at(orientation, layer, query), at(orientation, layer - 1, key)]
+        for layer, query, key in edges.tolist()
+    ]
     widths = thinnest + (thickest - thinnest) * share
-    lines = LineCollection(segments, linewidths=widths, colors=colours, capstyle="butt", zorder=zorder, **options)
+    lines = LineCollection(
+        segments, linewidths=widths, colors=colours, capstyle="butt", zorder=zorder, **options
+    )
     ax.add_collection(lines)
     return lines
 
@@ -275,21 +365,29 @@ def thickness(size: int) -> float:
     return 2.6 if size <= 16 else 1.6
 
 
-def graph_size(depth: int, tokens: Sequence[str], orientation: str, panels: int = 1) -> tuple[float, float]:
+def graph_size(
+    depth: int, tokens: Sequence[str], orientation: str, panels: int = 1
+) -> tuple[float, float]:
     """Inches, across and down, of graphs side by side."""
     names, size = label_room(tokens), len(tokens)
     if orientation == "up":
         width = width_for(size) if panels == 1 else max(PAGE, panels * size * LABEL + 0.6)
         return min(WIDEST, width), float(np.clip(3.0 / depth, 0.26, 0.6)) * depth + 0.5 + names
-    needed = names + 0.3 + panels * ((0.11 if size <= 16 else 0.2) * depth + 0.4)  # steep edges need more room
+    needed = (
+        names + 0.3 + panels * ((0.11 if size <= 16 else 0.2) * depth + 0.4)
+    )  # steep edges need more room
     width = COLUMN if needed <= COLUMN and panels == 1 else max(PAGE, needed)
     return width, min(WIDEST, max(1.6, size * LABEL * 1.25 + 0.6))
 
 
-def graph_frame(ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orientation: str, position: int | None) -> Any:
+def graph_frame(
+    ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orientation: str, position: int | None
+) -> Any:
     """The nodes, the tokens at the input, the numbers of the layers."""
     rows = sorted({*layers, *(layer - 1 for layer in layers)})
-    nodes = np.array([at(orientation, row, place) for row in rows for place in range(len(tokens))], dtype=float)
+    nodes = np.array(
+        [at(orientation, row, place) for row in rows for place in range(len(tokens))], dtype=float
+    )
     chosen = np.array([place == position for _ in rows for place in range(len(tokens))])
     ends = ((rows[0] - 0.2, rows[-1] + 0.2), (-0.6, len(tokens) - 0.4))
     if orientation == "up":
@@ -298,11 +396,22 @@ def graph_frame(ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orient
         ax.set(xlim=ends[0], ylim=ends[1][::-1], xlabel="layer")
     every = range(rows[0], rows[-1] + 1)
     token_ticks(ax, tokens, along="x" if orientation == "up" else "y", chosen=position)
-    layer_ticks(ax, every, every, along="y" if orientation == "up" else "x", ground="input" if orientation == "up" else "0")
+    layer_ticks(
+        ax,
+        every,
+        every,
+        along="y" if orientation == "up" else "x",
+        ground="input" if orientation == "up" else "0",
+    )
     ax.spines[:].set_visible(False)
     dot = 9 if len(tokens) <= 16 else 4
     return ax.scatter(
-        nodes[:, 0], nodes[:, 1], s=np.where(chosen, 1.8 * dot, dot), c=np.where(chosen, "black", "0.35"), linewidth=0, zorder=3
+        nodes[:, 0],
+        nodes[:, 1],
+        s=np.where(chosen, 1.8 * dot, dot),
+        c=np.where(chosen, "black", "0.35"),
+        linewidth=0,
+        zorder=3,
     )
 
 
@@ -311,9 +420,17 @@ def graph_frame(ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orient
 
 def explanations_of(given: Any) -> list[Explanation]:
     """One explanation or several, as a list."""
-    several = [given] if isinstance(given, Explanation) else list(given) if isinstance(given, Sequence) else []
+    several = (
+        [given]
+        if isinstance(given, Explanation)
+        else list(given)
+        if isinstance(given, Sequence)
+        else []
+    )
     if not several or not all(isinstance(each, Explanation) for each in several):
-        raise OptionError(f"this figure draws what explain gives, one or a list; got {type(given).__name__}")
+        raise OptionError(
+            f"this figure draws what explain gives, one or a list; got {type(given).__name__}"
+        )
     for each in several:
         for result in each.methods.values():
             check_result(result)
@@ -327,13 +444,22 @@ def explanations_of(given: Any) -> list[Explanation]:
 def same_tokens(result: TokenAttention) -> bool:
     """Whether keys are positions, and not words."""
     size = len(result.tokens)
-    return all(at < size and result.tokens[at] == name for at, name in zip(result.positions, result.queries, strict=True))
+    return all(
+        at < size and result.tokens[at] == name
+        for at, name in zip(result.positions, result.queries, strict=True)
+    )
 
 
 def checked_scale(scale: float | None, *values: Floats) -> float:
     """The value of the darkest colour."""
     if scale is None:
         return largest(values)
-    if isinstance(scale, bool) or not isinstance(scale, int | float | np.number) or not 0 < scale < float("inf"):
-        raise OptionError(f"scale must be a number above 0, the value of the darkest colour; got {scale!r}")
+    if (
+        isinstance(scale, bool)
+        or not isinstance(scale, int | float | np.number)
+        or not 0 < scale < float("inf")
+    ):
+        raise OptionError(
+            f"scale must be a number above 0, the value of the darkest colour; got {scale!r}"
+        )
     return float(scale)

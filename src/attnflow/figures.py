@@ -40,7 +40,14 @@ from attnflow.drawing import (
 from attnflow.errors import OptionError
 from attnflow.evaluate import Report
 from attnflow.explain import Explanation
-from attnflow.figure_graphs import attention_graph, checked_scale, compare_graphs, explanations_of, flow_paths, same_tokens
+from attnflow.figure_graphs import (
+    attention_graph,
+    checked_scale,
+    compare_graphs,
+    explanations_of,
+    flow_paths,
+    same_tokens,
+)
 from attnflow.generation import Generation, PromptAttention
 from attnflow.graph import Floats, integers
 from attnflow.results import TokenAttention, listed
@@ -71,7 +78,11 @@ Pair = tuple[int, int]
 
 @style()
 def heatmap(
-    token_attention: TokenAttention, position: int | None = None, *, scale: float | None = None, ax: "Axes | None" = None
+    token_attention: TokenAttention,
+    position: int | None = None,
+    *,
+    scale: float | None = None,
+    ax: "Axes | None" = None,
 ) -> Drawing:
     """One position's token attention: layers down, tokens across, with a colour bar.
 
@@ -88,7 +99,11 @@ def heatmap(
     position = result.positions[-1 if result.causal else 0] if position is None else position
     layers, values = rows_at(result, position)
     scale = checked_scale(scale, values)
-    ax = paper(width_for(len(result.tokens)), map_height(len(layers), result.tokens)).subplots() if ax is None else given_axes(ax, 1)[0]
+    ax = (
+        paper(width_for(len(result.tokens)), map_height(len(layers), result.tokens)).subplots()
+        if ax is None
+        else given_axes(ax, 1)[0]
+    )
     chosen = position if same_tokens(result) else None
     image = layer_map(ax, values, layers, result.tokens, scale, chosen)
     name = labels([result.queries[result.positions.index(position)]])[0]
@@ -115,23 +130,35 @@ def compare_heatmaps(
     'maps.png'
     """
     several = explanations_of(explanations)
-    positions = one_each(position, len(several), "position") if position is not None else [each.position for each in several]
+    positions = (
+        one_each(position, len(several), "position")
+        if position is not None
+        else [each.position for each in several]
+    )
     panels: list[tuple[str, list[int], Floats, tuple[str, ...], int]] = []
     for each, place in zip(several, positions, strict=True):
-        panels += [(name, *rows_at(result, place), each.tokens, place) for name, result in each.methods.items()]
+        panels += [
+            (name, *rows_at(result, place), each.tokens, place)
+            for name, result in each.methods.items()
+        ]
     scale = checked_scale(scale, *(values for _, _, values, _, _ in panels))
     size = max(len(each.tokens) for each in several)
     beside = size <= SIDE_BY_SIDE
     if axes is None:
         deep = max(len(layers) for _, layers, _, _, _ in panels)
         rows = len(several) if beside else len(panels)
-        height = sum(map_height(deep, each.tokens) + (0 if beside else 2 * (map_height(deep, ()) + 0.1)) for each in several)
+        height = sum(
+            map_height(deep, each.tokens) + (0 if beside else 2 * (map_height(deep, ()) + 0.1))
+            for each in several
+        )
         figure = paper(PAGE if beside else max(PAGE, width_for(size)), height)
         drawn = list(np.ravel(figure.subplots(rows, 3 if beside else 1)))
     else:
         drawn = given_axes(axes, len(panels))
     artists: dict[str, Any] = {name: [] for name in COLOURS}
-    for number, (ax, (name, layers, values, tokens, place)) in enumerate(zip(drawn, panels, strict=True)):
+    for number, (ax, (name, layers, values, tokens, place)) in enumerate(
+        zip(drawn, panels, strict=True)
+    ):
         artists[name].append(layer_map(ax, values, layers, tokens, scale, place))
         inside = axes is None and beside
         if not (inside and number >= 3):
@@ -170,29 +197,58 @@ def pronoun(
     several = explanations_of(explanations)
     chances = [words] if isinstance(words, Mapping) else list(words)
     pairs = [references] if all(np.ndim(each) == 0 for each in references) else list(references)
-    positions = one_each(position, len(several), "position") if position is not None else [each.position for each in several]
+    positions = (
+        one_each(position, len(several), "position")
+        if position is not None
+        else [each.position for each in several]
+    )
     for what, found in (("words", chances), ("references", pairs)):
         if len(found) != len(several):
-            raise OptionError(f"{what} must be one for each of {len(several)} explanations; got {len(found)}")
+            raise OptionError(
+                f"{what} must be one for each of {len(several)} explanations; got {len(found)}"
+            )
     for chance in chances:
-        if not chance or not all(isinstance(value, int | float | np.number) and 0 <= value <= 1 for value in chance.values()):
-            raise OptionError(f"words must be {{word: probability}}, each from 0 to 1; got {chance!r}")
+        if not chance or not all(
+            isinstance(value, int | float | np.number) and 0 <= value <= 1
+            for value in chance.values()
+        ):
+            raise OptionError(
+                f"words must be {{word: probability}}, each from 0 to 1; got {chance!r}"
+            )
     maps: list[dict[str, Any]] = []
     for each, pair, place in zip(several, pairs, positions, strict=True):
         pair = cast(Pair, tuple(integers(cast(Pair, pair), "references")))
         if len(pair) != 2 or not all(0 <= one < len(each.tokens) for one in pair):
-            raise OptionError(f"references must be two positions from 0 to {len(each.tokens) - 1}; got {pair}")
+            raise OptionError(
+                f"references must be two positions from 0 to {len(each.tokens) - 1}; got {pair}"
+            )
         rows = {name: rows_at(result, place) for name, result in each.methods.items()}
-        maps.append({name: (layers, values[:, pair], [each.tokens[one] for one in pair]) for name, (layers, values) in rows.items()})
+        maps.append(
+            {
+                name: (layers, values[:, pair], [each.tokens[one] for one in pair])
+                for name, (layers, values) in rows.items()
+            }
+        )
     scale = largest(values for found in maps for _, values, _ in found.values())
     if axes is None:
-        heights = [map_height(len(three["raw"][0]), [*three["raw"][2], *chance]) + 0.3 for three, chance in zip(maps, chances, strict=True)]
+        heights = [
+            map_height(len(three["raw"][0]), [*three["raw"][2], *chance]) + 0.3
+            for three, chance in zip(maps, chances, strict=True)
+        ]
         figure = paper(PAGE, sum(heights))
-        parts = np.ravel(np.asarray(figure.subfigures(len(several), 1, height_ratios=heights), dtype=object))
+        parts = np.ravel(
+            np.asarray(figure.subfigures(len(several), 1, height_ratios=heights), dtype=object)
+        )
         rows_of_axes = [list(part.subplots(1, 4, width_ratios=[1.15, 1, 1, 1])) for part in parts]
         for part, each in zip(parts, several, strict=True):
             if isinstance(each.text, str):
-                part.suptitle(labels([each.text], 80)[0], x=0.01, ha="left", parse_math=False, fontstyle="italic")
+                part.suptitle(
+                    labels([each.text], 80)[0],
+                    x=0.01,
+                    ha="left",
+                    parse_math=False,
+                    fontstyle="italic",
+                )
     else:
         flat = given_axes(axes, 4 * len(several))
         rows_of_axes = [flat[start : start + 4] for start in range(0, len(flat), 4)]
@@ -206,7 +262,9 @@ def pronoun(
                 ax.set_yticks([])
         row[1].set_ylabel("layer")
         artists["bar"].append(colour_bar([artists["flow"][-1]], row[1:]))
-    return Drawing(figure_of(rows_of_axes[0][0]), tuple(ax for row in rows_of_axes for ax in row), artists)
+    return Drawing(
+        figure_of(rows_of_axes[0][0]), tuple(ax for row in rows_of_axes for ax in row), artists
+    )
 
 
 @style()
@@ -234,20 +292,33 @@ def generation(
             raise OptionError(f"unknown method {method!r}; choose from {', '.join(COLOURS)}")
         generation = cast(PromptAttention, getattr(generation, method)())
     if not isinstance(generation, PromptAttention):
-        raise OptionError(f"generation draws what generate gives, or its rollout(); got {type(generation).__name__}")
+        raise OptionError(
+            f"generation draws what generate gives, or its rollout(); got {type(generation).__name__}"
+        )
     found = generation
     expected = (len(found.generated), len(found.prompt), len(found.layers))
-    check_shape("values [generated, prompt, layer]", found.values, expected, "these generated tokens, prompt tokens and layers")
+    check_shape(
+        "values [generated, prompt, layer]",
+        found.values,
+        expected,
+        "these generated tokens, prompt tokens and layers",
+    )
     (layer,) = integers([max(found.layers) if layer is None else layer], "layer")
     if layer not in found.layers:
-        raise OptionError(f"layer {layer} was not computed; this result has layers {listed(found.layers)}")
+        raise OptionError(
+            f"layer {layer} was not computed; this result has layers {listed(found.layers)}"
+        )
     values = found.values[:, :, found.layers.index(layer)]
     width = width_for(len(found.prompt) + int(label_room(found.generated) / LABEL))
-    height = min(WIDEST, max(0.8, len(found.generated) * LABEL * 1.2) + 0.6 + label_room(found.prompt))
+    height = min(
+        WIDEST, max(0.8, len(found.generated) * LABEL * 1.2) + 0.6 + label_room(found.prompt)
+    )
     ax = paper(width, height).subplots() if ax is None else given_axes(ax, 1)[0]
     image = layer_map(ax, values, [], found.prompt, checked_scale(scale, values), None)
     token_ticks(ax, found.generated, along="y")
-    ax.set(xlabel="prompt", ylabel="generated", title=f"{method_title(found.method)}, layer {layer}")
+    ax.set(
+        xlabel="prompt", ylabel="generated", title=f"{method_title(found.method)}, layer {layer}"
+    )
     return Drawing(figure_of(ax), (ax,), {"map": image, "bar": colour_bar([image], [ax])})
 
 
@@ -289,14 +360,33 @@ def overlay(
         )
     if not 0 <= opacity <= 1:
         raise OptionError(f"opacity must be from 0 to 1; got {opacity}")
-    ax = paper(COLUMN, float(np.clip(2.5 * height / width, 1.2, 8.0)) + 0.65).subplots() if ax is None else given_axes(ax, 1)[0]
+    ax = (
+        paper(COLUMN, float(np.clip(2.5 * height / width, 1.2, 8.0)) + 0.65).subplots()
+        if ax is None
+        else given_axes(ax, 1)[0]
+    )
     values = row[places]
     picture = ax.imshow(pixels, cmap="gray" if pixels.ndim == 2 else None)
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     top = largest([values])
-    drawn = ax.imshow(values, cmap="inferno", vmin=0, vmax=top, alpha=opacity, extent=extent, interpolation="nearest")
-    others = [place for place in range(len(result.tokens)) if place not in set(places.ravel().tolist())]
-    below = [f"{name} {row[place]:.3f}" for name, place in zip(labels([result.tokens[each] for each in others]), others, strict=True)]
+    drawn = ax.imshow(
+        values,
+        cmap="inferno",
+        vmin=0,
+        vmax=top,
+        alpha=opacity,
+        extent=extent,
+        interpolation="nearest",
+    )
+    others = [
+        place for place in range(len(result.tokens)) if place not in set(places.ravel().tolist())
+    ]
+    below = [
+        f"{name} {row[place]:.3f}"
+        for name, place in zip(
+            labels([result.tokens[each] for each in others]), others, strict=True
+        )
+    ]
     lines = [", ".join(below[start : start + 3]) for start in range(0, min(len(below), 9), 3)]
     ax.set_xlabel("\n".join(lines) + (" …" if len(below) > 9 else ""), parse_math=False)
     ax.set(xticks=[], yticks=[])
@@ -329,7 +419,9 @@ def layer_curves(report: Report, *, band: str = "error", axes: Any = None) -> Dr
         raise OptionError(f"unknown band {band!r}; choose from error, std")
     count = len(report.against)
     if axes is None:
-        panels = list(np.ravel(paper(COLUMN if count == 1 else PAGE, 2.7).subplots(1, count, sharey=True)))
+        panels = list(
+            np.ravel(paper(COLUMN if count == 1 else PAGE, 2.7).subplots(1, count, sharey=True))
+        )
     else:
         panels = given_axes(axes, count)
     table = list(report.rows())
@@ -339,19 +431,37 @@ def layer_curves(report: Report, *, band: str = "error", axes: Any = None) -> Dr
     for ax, against in zip(panels, report.against, strict=True):
         for method in report.methods:
             rows = [row for row in table if row[:2] == (against, method)]
-            colour = COLOURS[method] if method in COLOURS else OTHER_COLOURS[others.index(method) % len(OTHER_COLOURS)]
+            colour = (
+                COLOURS[method]
+                if method in COLOURS
+                else OTHER_COLOURS[others.index(method) % len(OTHER_COLOURS)]
+            )
             marker, line = looks.get(method, ("", ":"))
             mean = np.array([row[3] for row in rows])
-            spread = np.array([row[4] / (max(row[5] - row[6], 1) ** 0.5 if band == "error" else 1.0) for row in rows])
+            spread = np.array(
+                [
+                    row[4] / (max(row[5] - row[6], 1) ** 0.5 if band == "error" else 1.0)
+                    for row in rows
+                ]
+            )
             layers: list[Any] = [row[2] for row in rows]
             if layers == [None]:  # a scorer of the user's: one number for all layers
-                ends = (report.layers[0], report.layers[-1]) if len(report.layers) > 1 else (0.5, 1.5)
+                ends = (
+                    (report.layers[0], report.layers[-1]) if len(report.layers) > 1 else (0.5, 1.5)
+                )
                 layers, mean, spread = [*ends], np.repeat(mean, 2), np.repeat(spread, 2)
             if len(layers) == 1:  # methods would hide each other
-                layers = [report.layers[0] + 0.1 * (report.methods.index(method) - (len(report.methods) - 1) / 2)]
-            (curve,) = ax.plot(layers, mean, color=colour, marker=marker, ls=line, ms=3.5, lw=1.3, label=method)
+                layers = [
+                    report.layers[0]
+                    + 0.1 * (report.methods.index(method) - (len(report.methods) - 1) / 2)
+                ]
+            (curve,) = ax.plot(
+                layers, mean, color=colour, marker=marker, ls=line, ms=3.5, lw=1.3, label=method
+            )
             if len(layers) > 1:
-                shade: Any = ax.fill_between(layers, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+                shade: Any = ax.fill_between(
+                    layers, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
+                )
             else:
                 shade = ax.errorbar(layers, mean, spread, color=colour, capsize=3, ls="")
             artists[against][method] = (curve, shade)
@@ -366,7 +476,12 @@ def layer_curves(report: Report, *, band: str = "error", axes: Any = None) -> Dr
     what = f"mean ± {'standard error' if band == 'error' else 'standard deviation'}, n = {len(report.examples)}"
     options: dict[str, Any] = {"frameon": False, "title": what}
     if axes is None:
-        figure_of(panels[0]).legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=count + 2, **options)
+        figure_of(panels[0]).legend(
+            *panels[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=count + 2,
+            **options,
+        )
     else:
         panels[-1].legend(**options)
     return Drawing(figure_of(panels[0]), tuple(panels), artists)
@@ -379,7 +494,9 @@ def one_each(value: int | Sequence[int], count: int, what: str) -> list[int]:
     """One number for all, or one for each."""
     found = integers([value] * count if np.ndim(value) == 0 else cast(Sequence[int], value), what)
     if len(found) != count:
-        raise OptionError(f"{what} must be one number, or one for each of {count} explanations; got {len(found)}")
+        raise OptionError(
+            f"{what} must be one number, or one for each of {count} explanations; got {len(found)}"
+        )
     return found
 
 

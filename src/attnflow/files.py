@@ -25,7 +25,9 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
             beside = Path(file.name)
             write(file)
             file.flush()
-            os.fsync(file.fileno())  # or, after a power cut, an empty file may stand under the final name
+            os.fsync(
+                file.fileno()
+            )  # or, after a power cut, an empty file may stand under the final name
         umask = os.umask(0)
         os.umask(umask)
         beside.chmod(0o666 & ~umask)  # temporary files are private, the result is an ordinary file
@@ -33,7 +35,9 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
     except (OSError, ValueError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"cannot write {Path(path)}: {getattr(error, 'strerror', None) or error}") from error
+        raise FileError(
+            f"cannot write {Path(path)}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     finally:
         if beside is not None:
             beside.unlink(missing_ok=True)
@@ -50,11 +54,15 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
                 if text.strip():
                     yield number, text
     except UnicodeDecodeError as error:
-        raise FileError(f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+        raise FileError(
+            f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8"
+        ) from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         if isinstance(error, FileError):  # of whoever reads these lines
             raise
-        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        raise FileError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -72,7 +80,9 @@ def writable(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+        raise FileError(
+            f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return target
 
 
@@ -80,7 +90,9 @@ def known_ending(path: str | os.PathLike[str], endings: Iterable[str]) -> str:
     """The ending of a file's name, if there is a writer for it."""
     ending = Path(path).suffix.lower()
     if ending not in endings:
-        raise FileError(f"cannot write {path}: the ending must be one of {', '.join(endings)}; got {ending or 'none'}")
+        raise FileError(
+            f"cannot write {path}: the ending must be one of {', '.join(endings)}; got {ending or 'none'}"
+        )
     return ending
 
 

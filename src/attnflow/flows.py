@@ -13,7 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.maxflow import MET, Bits, Floats, Scratch, bounds_from_below, scratch, search_pairs, two_layers, ways_of
+from attnflow.maxflow import (
+    MET,
+    Bits,
+    Floats,
+    Scratch,
+    bounds_from_below,
+    scratch,
+    search_pairs,
+    two_layers,
+    ways_of,
+)
 
 Tick = Callable[[int, int], None]  # told how much is done, and of how much
 BLOCK = 400_000  # nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
@@ -21,11 +31,17 @@ BLOCK = 400_000  # nodes whose searches make one block of work: well under a sec
 
 # Outer cuts. All flow leaves the source and enters the target, so it is at most the sum of either side. In a causal graph edges
 # never lead to a later position, so what reaches target m from source k stays within m..k, and only that part of a sum counts.
-def outer_cuts(supplies: Floats, demands: Floats, sources: npt.NDArray[np.int64], causal: bool) -> Floats:
+def outer_cuts(
+    supplies: Floats, demands: Floats, sources: npt.NDArray[np.int64], causal: bool
+) -> Floats:
     """[source, target]: the smaller of what can leave the source and what can enter the target."""
     if causal:
-        leaving = supplies[:, ::-1].cumsum(axis=1)[:, ::-1]  # [source, target]: over positions from the target on
-        entering = demands.cumsum(axis=1)[:, sources].T  # [source, target]: over positions up to the source
+        leaving = supplies[:, ::-1].cumsum(axis=1)[
+            :, ::-1
+        ]  # [source, target]: over positions from the target on
+        entering = demands.cumsum(axis=1)[
+            :, sources
+        ].T  # [source, target]: over positions up to the source
     else:
         leaving = supplies.sum(axis=1)[:, None]  # [source, 1]
         entering = demands.sum(axis=1)[None, :]  # [1, target]
@@ -75,16 +91,27 @@ class Problem:
         above, below = place + WAIST, place
         supplies = lower(self.supplies, self.inner[above:])
         demands = raise_(self.demands, self.inner[:below])
-        return Problem(supplies, demands, self.inner[below:above], self.ways[below:above], self.bounds, self.causal)
+        return Problem(
+            supplies,
+            demands,
+            self.inner[below:above],
+            self.ways[below:above],
+            self.bounds,
+            self.causal,
+        )
 
 
 def find_waist(problem: Problem) -> Problem | None:
     """A waist where a few probes meet their bounds, tried where attention is most even; None if there is none."""
     steps, nodes, _ = problem.inner.shape
-    if problem.causal or steps < WORTH_A_WAIST:  # rollout leaks out of a causal window, so it meets no bound there
+    if (
+        problem.causal or steps < WORTH_A_WAIST
+    ):  # rollout leaks out of a causal window, so it meets no bound there
         return None
     evenness = np.minimum(problem.inner, 1 / nodes).sum(axis=(1, 2))
-    places = sorted(range(1, steps - WAIST), key=lambda place: -evenness[place : place + WAIST].sum())
+    places = sorted(
+        range(1, steps - WAIST), key=lambda place: -evenness[place : place + WAIST].sum()
+    )
     sources, targets = problem.bounds.shape
     probe = np.full(problem.bounds.shape, np.inf)
     pairs = np.linspace(0, sources * targets - 1, PROBES).astype(int)
@@ -116,7 +143,16 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
         mine = scratches.get()
         stop = min(start + block, flows.size)
         search_pairs(
-            start, stop, problem.supplies, problem.demands, problem.causal, problem.bounds, flows, problem.inner, problem.ways, *mine
+            start,
+            stop,
+            problem.supplies,
+            problem.demands,
+            problem.causal,
+            problem.bounds,
+            flows,
+            problem.inner,
+            problem.ways,
+            *mine,
         )
         scratches.put(mine)
 
@@ -149,7 +185,12 @@ def settle(problem: Problem, flows: Floats, workers: int, tick: Tick | None) -> 
 
 
 def flows_from(
-    edges: Floats, sources: npt.NDArray[np.int64], *, causal: bool = False, workers: int = 1, tick: Tick | None = None
+    edges: Floats,
+    sources: npt.NDArray[np.int64],
+    *,
+    causal: bool = False,
+    workers: int = 1,
+    tick: Tick | None = None,
 ) -> Floats:
     """[source, target]: the maximum flows from some nodes of the top layer to every node of layer 0. edges [layer, query, key]."""
     supplies: Floats = edges[-1][sources]
@@ -162,10 +203,14 @@ def flows_from(
         return flows
     inner = edges[1:-1]
     bounds = outer_cuts(supplies, demands, sources, causal)
-    return settle(Problem(supplies, demands, inner, ways_of(inner), bounds, causal), flows, workers, tick)
+    return settle(
+        Problem(supplies, demands, inner, ways_of(inner), bounds, causal), flows, workers, tick
+    )
 
 
-def flows_of_all_layers(edges: Floats, *, causal: bool = False, workers: int = 1, tick: Tick | None = None) -> Floats:
+def flows_of_all_layers(
+    edges: Floats, *, causal: bool = False, workers: int = 1, tick: Tick | None = None
+) -> Floats:
     """[layer, source, target]: the maximum flows from every node of layers 1..depth to every node of layer 0, bottom up."""
     depth, nodes, _ = edges.shape
     everyone = np.arange(nodes)

@@ -49,16 +49,28 @@ class PromptAttention:
     layers: tuple[int, ...]
     special: frozenset[str] = frozenset()
 
-    def filtered(self, *, words: Collection[str] = COMMON_WORDS, punctuation: bool = True, special: bool = True) -> "PromptAttention":
+    def filtered(
+        self,
+        *,
+        words: Collection[str] = COMMON_WORDS,
+        punctuation: bool = True,
+        special: bool = True,
+    ) -> "PromptAttention":
         """The same without some prompt tokens (common words, punctuation, special tokens), the rest summing to 1 again."""
         unwanted = {word.lower() for word in words}
 
         def stays(token: str) -> bool:
-            return not special if token in self.special else not is_common(token, unwanted, punctuation)
+            return (
+                not special
+                if token in self.special
+                else not is_common(token, unwanted, punctuation)
+            )
 
         kept = [place for place, token in enumerate(self.prompt) if stays(token)]
         if not kept:
-            raise OptionError("filtering must leave at least one prompt token; got none: give words=() or punctuation=False")
+            raise OptionError(
+                "filtering must leave at least one prompt token; got none: give words=() or punctuation=False"
+            )
         values = self.values[:, kept]
         sums = values.sum(axis=1, keepdims=True)
         values = np.divide(values, sums, out=np.zeros_like(values), where=sums > 0)
@@ -74,13 +86,20 @@ class PromptAttention:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write .csv (one line a value), .json or .npz, by the ending of the name."""
         header = ["generated", "generated_token", "prompt", "prompt_token", "layer", "value"]
-        content = {"method": self.method, "prompt": self.prompt, "generated": self.generated, "layers": self.layers}
+        content = {
+            "method": self.method,
+            "prompt": self.prompt,
+            "generated": self.generated,
+            "layers": self.layers,
+        }
         arrays: dict[str, Any] = {name: np.array(value) for name, value in content.items()}
         return by_ending(
             path,
             {
                 ".csv": lambda file: write_csv(file, header, self.rows()),
-                ".json": lambda file: file.write(json.dumps({**content, "values": self.values.tolist()}).encode()),
+                ".json": lambda file: file.write(
+                    json.dumps({**content, "values": self.values.tolist()}).encode()
+                ),
                 ".npz": lambda file: np.savez_compressed(file, values=self.values, **arrays),
             },
         )
@@ -89,13 +108,19 @@ class PromptAttention:
         return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
 
     def __repr__(self) -> str:
-        return "<PromptAttention: {}, {} generated x {} prompt tokens x {} layers>".format(self.method, *self.values.shape)
+        return "<PromptAttention: {}, {} generated x {} prompt tokens x {} layers>".format(
+            self.method, *self.values.shape
+        )
 
 
 def is_common(token: str, words: Collection[str] = COMMON_WORDS, punctuation: bool = True) -> bool:
     """Whether a token is one of these words (lower case), or punctuation; the marks of tokenizers do not count."""
-    text = token.removeprefix("##").replace("Ġ", "").replace("▁", "").replace("Ċ", "").strip().lower()
-    return text in words or (punctuation and all(character in string.punctuation for character in text))
+    text = (
+        token.removeprefix("##").replace("Ġ", "").replace("▁", "").replace("Ċ", "").strip().lower()
+    )
+    return text in words or (
+        punctuation and all(character in string.punctuation for character in text)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,26 +144,54 @@ class Generation:
 
     @cached_property
     def _positions(self) -> range:
-        return range(self.size - 1, self.attention.size)  # those that predicted the generated tokens
+        return range(
+            self.size - 1, self.attention.size
+        )  # those that predicted the generated tokens
 
-    def raw(self, *, residual: float = RESIDUAL, without: Sequence[int] = (), normalize: str | None = None) -> PromptAttention:
+    def raw(
+        self,
+        *,
+        residual: float = RESIDUAL,
+        without: Sequence[int] = (),
+        normalize: str | None = None,
+    ) -> PromptAttention:
         """Raw attention over the prompt: [generated, prompt, layer]."""
         return self._result("raw", residual, without, normalize)
 
-    def rollout(self, *, residual: float = RESIDUAL, without: Sequence[int] = (), normalize: str | None = None) -> PromptAttention:
+    def rollout(
+        self,
+        *,
+        residual: float = RESIDUAL,
+        without: Sequence[int] = (),
+        normalize: str | None = None,
+    ) -> PromptAttention:
         """Attention rollout over the prompt: [generated, prompt, layer]. normalize=None is the plain slice of each row."""
         return self._result("rollout", residual, without, normalize)
 
-    def flow(self, *, residual: float = RESIDUAL, without: Sequence[int] = (), normalize: str | None = None) -> PromptAttention:
+    def flow(
+        self,
+        *,
+        residual: float = RESIDUAL,
+        without: Sequence[int] = (),
+        normalize: str | None = None,
+    ) -> PromptAttention:
         """Attention flow to the prompt: [generated, prompt, layer]. normalize=None gives the maximum flows."""
         return self._result("flow", residual, without, normalize)
 
-    def _result(self, method: str, residual: float, without: Sequence[int], normalize: str | None) -> PromptAttention:
+    def _result(
+        self, method: str, residual: float, without: Sequence[int], normalize: str | None
+    ) -> PromptAttention:
         if normalize not in ("sum", "receptive_field", None):
-            raise OptionError(f"unknown normalize {normalize!r}; choose from 'sum', 'receptive_field' or None")
+            raise OptionError(
+                f"unknown normalize {normalize!r}; choose from 'sum', 'receptive_field' or None"
+            )
         graph = self.attention.graph(residual=residual, without=without)
-        if self.size - 1 in graph.removed or any(position in graph.removed for position in self._positions):
-            raise OptionError(f"without must leave the positions from {self.size - 1} on, which predicted; got {list(without)}")
+        if self.size - 1 in graph.removed or any(
+            position in graph.removed for position in self._positions
+        ):
+            raise OptionError(
+                f"without must leave the positions from {self.size - 1} on, which predicted; got {list(without)}"
+            )
         values = self._values(method, graph)
         if normalize == "receptive_field":
             field = self._values(method, graph.uniform())
@@ -155,14 +208,18 @@ class Generation:
         if method == "raw":
             values = graph.weights[:, rows, : self.size]  # [layer, generated, prompt]
         elif method == "rollout":
-            rolled = np.eye(graph.size, self.size)  # [position, prompt]: only the prompt's columns travel
+            rolled = np.eye(
+                graph.size, self.size
+            )  # [position, prompt]: only the prompt's columns travel
             layers = []
             for edges in graph.edges:
                 rolled = edges @ rolled
                 layers.append(rolled[rows])
             values = np.stack(layers)
         else:
-            every = attention_flow(graph, layers=range(1, graph.depth + 1), positions=self._positions, normalize=None)
+            every = attention_flow(
+                graph, layers=range(1, graph.depth + 1), positions=self._positions, normalize=None
+            )
             values = every.values[:, :, : self.size]
         return np.ascontiguousarray(values.transpose(1, 2, 0))
 
@@ -177,7 +234,9 @@ class Generation:
             return figures.generation(self.rollout()).save(path)
         from attnflow.page import generation_page
 
-        return write_file(path, lambda file: file.write(generation_page(self).encode(errors="backslashreplace")))
+        return write_file(
+            path, lambda file: file.write(generation_page(self).encode(errors="backslashreplace"))
+        )
 
     def _repr_html_(self) -> str:
         from attnflow.page import framed, generation_page
@@ -204,7 +263,9 @@ def generate(model: Any, prompt: Any, *, max_new_tokens: int = 20, **options: An
     check_whole("max_new_tokens", max_new_tokens)
     for name in ("num_beams", "num_beam_groups", "num_return_sequences"):
         if options.get(name, 1) != 1:
-            raise OptionError(f"generate follows one sequence a prompt, so {name} must be 1; got {options[name]}")
+            raise OptionError(
+                f"generate follows one sequence a prompt, so {name} must be 1; got {options[name]}"
+            )
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
     prompts = [prompt_ids(model, each) for each in (prompt if many else [prompt])]
     for ids in prompts:
@@ -222,21 +283,38 @@ def prompt_ids(model: Model, prompt: Any) -> tuple[int, ...]:
         prompt = list(prompt)
         if prompt and isinstance(prompt[0], dict):
             if getattr(model.tokenizer, "chat_template", None) is None:
-                raise OptionError("chat messages need a tokenizer with a chat template, and this one has none; give a text")
-            text = model.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+                raise OptionError(
+                    "chat messages need a tokenizer with a chat template, and this one has none; give a text"
+                )
+            text = model.tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, tokenize=False
+            )
             prompt = model.tokenizer(text, add_special_tokens=False)["input_ids"]
     return model.encode(prompt).ids
 
 
-def generate_batch(model: Model, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, options: dict[str, Any]) -> list[Generation]:
+def generate_batch(
+    model: Model, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, options: dict[str, Any]
+) -> list[Generation]:
     """Generate from several prompts, padded on the left, so that all of them end where generation starts."""
     import torch
 
     longest = max(map(len, prompts))
     pads = [longest - len(ids) for ids in prompts]
-    given = torch.tensor([[model.padding] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)], device=model.model.device)
-    mask = torch.tensor([[0] * pad + [1] * len(ids) for pad, ids in zip(pads, prompts, strict=True)], device=model.model.device)
-    settings = {"pad_token_id": model.padding, **options, "max_new_tokens": max_new_tokens, "num_beams": 1}
+    given = torch.tensor(
+        [[model.padding] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)],
+        device=model.model.device,
+    )
+    mask = torch.tensor(
+        [[0] * pad + [1] * len(ids) for pad, ids in zip(pads, prompts, strict=True)],
+        device=model.model.device,
+    )
+    settings = {
+        "pad_token_id": model.padding,
+        **options,
+        "max_new_tokens": max_new_tokens,
+        "num_beams": 1,
+    }
     settings |= {"return_dict_in_generate": True, "output_logits": True, "use_cache": True}
     with evaluating(model.model), torch.no_grad():
         if not uses_interface(model):
@@ -245,13 +323,21 @@ def generate_batch(model: Model, prompts: Sequence[tuple[int, ...]], max_new_tok
             with listening(model.model, "mean") as calls:
                 output = model.model.generate(input_ids=given, attention_mask=mask, **settings)
         except (TypeError, ValueError) as error:
-            raise OptionError(f"{model.name} cannot generate with {sorted(options)}: {error}") from error
+            raise OptionError(
+                f"{model.name} cannot generate with {sorted(options)}: {error}"
+            ) from error
         if "output_attentions" in settings:
-            calls = [Call("", fuse(layer.float(), "mean").cpu().numpy(), None, None) for step in output.attentions for layer in step]
+            calls = [
+                Call("", fuse(layer.float(), "mean").cpu().numpy(), None, None)
+                for step in output.attentions
+                for layer in step
+            ]
     steps = len(output.logits)
     depth = model.model.config.num_hidden_layers
     if len(calls) != steps * depth:
-        raise CaptureError(f"{model.name} has {depth} layers and took {steps} steps, but {len(calls)} attention calls were heard")
+        raise CaptureError(
+            f"{model.name} has {depth} layers and took {steps} steps, but {len(calls)} attention calls were heard"
+        )
     weights = place_rows(calls, depth, longest, steps)
     logits = torch.stack(output.logits, dim=1).float()  # [sequence, step, token]
     chosen = output.sequences[:, longest:]
@@ -262,11 +348,24 @@ def generate_batch(model: Model, prompts: Sequence[tuple[int, ...]], max_new_tok
         new = chosen[place].tolist()
         count = next((index + 1 for index, token in enumerate(new) if token in ends), len(new))
         size = longest + count - 1
-        attention = checked(model, weights[:, place, :, pad:size, pad:size], fused="mean", causal=True if size - pad > 1 else None)
-        text = "" if model.tokenizer is None else model.tokenizer.decode(new[:count], skip_special_tokens=True)
+        attention = checked(
+            model,
+            weights[:, place, :, pad:size, pad:size],
+            fused="mean",
+            causal=True if size - pad > 1 else None,
+        )
+        text = (
+            ""
+            if model.tokenizer is None
+            else model.tokenizer.decode(new[:count], skip_special_tokens=True)
+        )
         special = frozenset(map(str, getattr(model.tokenizer, "all_special_tokens", ())))
         chances = tuple(probabilities[place, :count].tolist())
-        found.append(Generation(text, model.names(new[:count]), chances, model.names(ids), attention, special))
+        found.append(
+            Generation(
+                text, model.names(new[:count]), chances, model.names(ids), attention, special
+            )
+        )
     return found
 
 
@@ -280,7 +379,9 @@ def uses_interface(model: Model) -> bool:
     return bool(calls)
 
 
-def place_rows(calls: Sequence[Call], depth: int, longest: int, steps: int) -> npt.NDArray[np.float32]:
+def place_rows(
+    calls: Sequence[Call], depth: int, longest: int, steps: int
+) -> npt.NDArray[np.float32]:
     """[layer, sequence, 1, position, position]: each step's rows at their positions.
 
     A cache with a sliding window holds only the last keys, so the columns are counted from the last one.
@@ -292,7 +393,9 @@ def place_rows(calls: Sequence[Call], depth: int, longest: int, steps: int) -> n
         rows, keys = call.weights.shape[2:]
         end = longest + step  # positions that there are after this step
         seen = min(keys, end)
-        weights[layer, :, :, end - rows : end, end - seen : end] = call.weights[..., :seen] if keys > end else call.weights
+        weights[layer, :, :, end - rows : end, end - seen : end] = (
+            call.weights[..., :seen] if keys > end else call.weights
+        )
     return weights
 
 

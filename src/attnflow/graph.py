@@ -21,10 +21,16 @@ Floats = npt.NDArray[np.float64]
 
 RESIDUAL = 0.5
 ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by bytes a number
-ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}  # ... and still be left as it is, so that what was saved loads bit for bit
+ROUNDING = {
+    8: 1e-14,
+    4: 1e-6,
+    2: 0.0,
+}  # ... and still be left as it is, so that what was saved loads bit for bit
 LARGE = 2**31  # beyond this no layer, head or position is numbered
 LEAK = 1e-6  # how much weight may stand where a mask says there is none
-SLAB = 2**16  # numbers of the layers that are worked on together: few layers of a long input, all of a short one
+SLAB = (
+    2**16
+)  # numbers of the layers that are worked on together: few layers of a long input, all of a short one
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -63,7 +69,9 @@ class AttentionGraph:
     ) -> None:
         array, precision = stack_layers(weights)
         if array.ndim != 3:
-            raise WeightsError(f"a graph's weights must have 3 axes [layer, query, key]; got shape {array.shape}")
+            raise WeightsError(
+                f"a graph's weights must have 3 axes [layer, query, key]; got shape {array.shape}"
+            )
         depth, size, _ = array.shape
         gone = positions_of(removed, size, "removed")
         checked = check_rows(array, precision, skip=gone).astype(np.float64, copy=False)
@@ -130,7 +138,9 @@ def stack_layers(weights: Any) -> tuple[Array, int]:
     """One array [layer, head, query, key] or [layer, query, key], and its bytes a number, from whatever came."""
     if weights is None or (isinstance(weights, list | tuple) and not weights):
         raise WeightsError(f"weights are empty: {NO_WEIGHTS}")
-    if isinstance(weights, list | tuple) and any(hasattr(layer, "shape") or layer is None for layer in weights):
+    if isinstance(weights, list | tuple) and any(
+        hasattr(layer, "shape") or layer is None for layer in weights
+    ):
         layers, precision = [], 8
         for number, layer in enumerate(weights, start=1):
             if layer is None:
@@ -140,7 +150,9 @@ def stack_layers(weights: Any) -> tuple[Array, int]:
             precision = min(precision, bytes_a_number)
         shapes = {layer.shape for layer in layers}
         if len(shapes) > 1:
-            raise WeightsError(f"all layers must have the same shape; got {', '.join(str(shape) for shape in sorted(shapes))}")
+            raise WeightsError(
+                f"all layers must have the same shape; got {', '.join(str(shape) for shape in sorted(shapes))}"
+            )
         return np.stack(layers), precision
     array, precision = to_array(weights, "weights")
     if array.ndim == 5:
@@ -151,25 +163,37 @@ def stack_layers(weights: Any) -> tuple[Array, int]:
 def one_sequence(layer: Array) -> Array:
     """[head, query, key] from a layer's [batch=1, head, query, key]."""
     if layer.shape[0] != 1:
-        raise WeightsError(f"each layer must be of one sequence, [batch=1, head, query, key]; got shape {layer.shape}: pick one")
+        raise WeightsError(
+            f"each layer must be of one sequence, [batch=1, head, query, key]; got shape {layer.shape}: pick one"
+        )
     return layer[0]  # type: ignore[no-any-return]
 
 
 def to_array(value: Any, name: str) -> tuple[Array, int]:
     """A numpy array of float32 or float64 from any library's array, and the bytes a number had when it came."""
     if isinstance(value, np.ma.MaskedArray):
-        raise WeightsError(f"{name} must not be a masked array, whose mask would be lost; fill it first: array.filled(0)")
+        raise WeightsError(
+            f"{name} must not be a masked array, whose mask would be lost; fill it first: array.filled(0)"
+        )
     try:
-        if hasattr(value, "detach"):  # torch: on any device, with or without gradient, and numpy knows no bfloat16
+        if hasattr(
+            value, "detach"
+        ):  # torch: on any device, with or without gradient, and numpy knows no bfloat16
             value = value.detach().cpu()
             if value.dtype.is_floating_point and value.element_size() <= 2:
                 return value.float().numpy(), 2
             value = value.numpy()
-        elif not isinstance(value, np.ndarray | list | tuple) and not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        elif (
+            not isinstance(value, np.ndarray | list | tuple)
+            and not hasattr(value, "__array__")
+            and hasattr(value, "__dlpack__")
+        ):
             value = np.from_dlpack(value)
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise WeightsError(f"{name} must be one array of numbers, its parts of one shape; got {type(value).__name__}: {error}") from error
+        raise WeightsError(
+            f"{name} must be one array of numbers, its parts of one shape; got {type(value).__name__}: {error}"
+        ) from error
     if array.dtype.name == "bfloat16":
         return array.astype(np.float32), 2
     if array.dtype.kind in "iub":
@@ -180,22 +204,32 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
     return array.astype(np.float64 if precision == 8 else np.float32, copy=False), precision
 
 
-def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = (), copy: bool = True) -> Array:
+def check_rows(
+    weights: Array, precision: int, *, skip: Sequence[int] = (), copy: bool = True
+) -> Array:
     """weights [layer, ..., query, key] with rows that sum to 1, renormalised in float64 slab by slab, or an error with the place.
 
     precision: the bytes a number had. Rows of the positions in `skip` are not looked at. copy=False: the array itself is renormalised.
     """
     if weights.shape[-1] != weights.shape[-2]:
-        raise WeightsError(f"each layer of the weights must be square, [query, key]; got shape {weights.shape}")
+        raise WeightsError(
+            f"each layer of the weights must be square, [query, key]; got shape {weights.shape}"
+        )
     if weights.size == 0:
-        raise WeightsError(f"weights are empty; got shape {weights.shape}: at least one layer, head and token are needed")
-    checked = np.empty(weights.shape, np.float64 if precision == 8 else np.float32) if copy else weights
+        raise WeightsError(
+            f"weights are empty; got shape {weights.shape}: at least one layer, head and token are needed"
+        )
+    checked = (
+        np.empty(weights.shape, np.float64 if precision == 8 else np.float32) if copy else weights
+    )
     for layers in slabs(weights):
         part = weights[layers].astype(np.float64, order="C")
         bad = ~np.isfinite(part) | (part < 0)
         if bad.any():
             place = first_true(bad)
-            raise WeightsError(f"weights must be finite and not negative; got {part[place]} at {where(weights, layers.start, place)}")
+            raise WeightsError(
+                f"weights must be finite and not negative; got {part[place]} at {where(weights, layers.start, place)}"
+            )
         with np.errstate(over="ignore"):
             sums = part.sum(axis=-1, keepdims=True)
         distance = np.abs(sums - 1)
@@ -208,7 +242,9 @@ def check_rows(weights: Array, precision: int, *, skip: Sequence[int] = (), copy
                 f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {where(weights, layers.start, place)} sums to"
                 f" {sums[place][0]:.6g} (are these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
-        checked[layers] = np.divide(part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision]))
+        checked[layers] = np.divide(
+            part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision])
+        )
     return checked
 
 
@@ -227,12 +263,19 @@ def where(weights: Array, first: int, place: tuple[int, ...]) -> str:
     """Name a place in weights [layer, query, key] or [layer, head, query, key], from layer `first` on; last axes may be left out."""
     axes = ["head", "query", "key"] if weights.ndim == 4 else ["query", "key"]
     layer, *rest = place
-    return ", ".join([f"layer {first + layer + 1}", *(f"{axis} {index}" for axis, index in zip(axes, rest, strict=False))])
+    return ", ".join(
+        [
+            f"layer {first + layer + 1}",
+            *(f"{axis} {index}" for axis, index in zip(axes, rest, strict=False)),
+        ]
+    )
 
 
 def check_residual(residual: Any) -> float:
     if isinstance(residual, bool) or not isinstance(residual, Real) or not 0 <= float(residual) < 1:
-        raise OptionError(f"residual must be a number from 0 up to, but not including, 1; got {residual!r} (0.5 is the paper's)")
+        raise OptionError(
+            f"residual must be a number from 0 up to, but not including, 1; got {residual!r} (0.5 is the paper's)"
+        )
     return float(residual)
 
 
@@ -240,7 +283,9 @@ def names_of(names: Iterable[str] | None, size: int, what: str) -> tuple[str, ..
     if names is None:
         return None
     if isinstance(names, str):
-        raise WeightsError(f"{what} must be a list of {size} names, one a position; got one string {names!r}: split it first")
+        raise WeightsError(
+            f"{what} must be a list of {size} names, one a position; got one string {names!r}: split it first"
+        )
     found = tuple(iterated(names, what))
     for name in found:
         if not isinstance(name, str):
@@ -264,7 +309,9 @@ def words_of(words: Iterable[int | None] | None, size: int) -> tuple[int | None,
     integers([word for word in given if word is not None], "words")
     found = tuple(None if word is None or word < 0 else int(word) for word in given)
     if len(found) != size:
-        raise WeightsError(f"words must give a word number (or None) to each of {size} positions; got {len(found)}")
+        raise WeightsError(
+            f"words must give a word number (or None) to each of {size} positions; got {len(found)}"
+        )
     return found
 
 
@@ -281,15 +328,26 @@ def integers(values: Iterable[Any], what: str) -> list[int]:
     """Whole numbers, or an error that tells which value is none."""
     found = list(iterated(values, what)) if isinstance(values, Iterable) else [values]
     for value in found:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not -LARGE < value < LARGE:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | np.integer)
+            or not -LARGE < value < LARGE
+        ):
             raise OptionError(f"{what} must be whole numbers; got {value!r}")
     return [int(value) for value in found]
 
 
 def check_whole(name: str, value: Any, most: int | None = None) -> None:
     """Refuse what is no whole number, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-        raise OptionError(f"{name} must be a whole number, at least 1{'' if most is None else f' and at most {most}'}; got {value!r}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < 1
+        or (most is not None and value > most)
+    ):
+        raise OptionError(
+            f"{name} must be a whole number, at least 1{'' if most is None else f' and at most {most}'}; got {value!r}"
+        )
 
 
 def iterated(values: Any, what: str) -> Iterable[Any]:
@@ -308,10 +366,18 @@ def windows_of(window: int | Sequence[int | None] | None, depth: int) -> tuple[i
     """One window (or None) a layer."""
     windows: tuple[Any, ...] = tuple(window) if isinstance(window, Sequence) else (window,) * depth
     if len(windows) != depth:
-        raise OptionError(f"window must be one number, or one a layer; got {len(windows)} for {depth} layers")
+        raise OptionError(
+            f"window must be one number, or one a layer; got {len(windows)} for {depth} layers"
+        )
     for each in windows:
-        if each is not None and (isinstance(each, bool) or not isinstance(each, int | np.integer) or not 1 <= each < LARGE):
-            raise OptionError(f"a window must be a whole number of positions, at least 1, or None; got {each!r}")
+        if each is not None and (
+            isinstance(each, bool)
+            or not isinstance(each, int | np.integer)
+            or not 1 <= each < LARGE
+        ):
+            raise OptionError(
+                f"a window must be a whole number of positions, at least 1, or None; got {each!r}"
+            )
     return tuple(None if each is None else int(each) for each in windows)
 
 
@@ -322,7 +388,9 @@ def visible(size: int, causal: bool, window: int | None) -> npt.NDArray[np.bool_
     return sees if window is None else sees & (np.abs(ahead) < window)
 
 
-def masked(weights: Array, causal: bool | None, window: int | Sequence[int | None] | None) -> tuple[Array, bool, tuple[int | None, ...]]:
+def masked(
+    weights: Array, causal: bool | None, window: int | Sequence[int | None] | None
+) -> tuple[Array, bool, tuple[int | None, ...]]:
     """The weights [layer, ..., query, key] under their mask, whether they are causal, and each layer's window."""
     windows = windows_of(window, len(weights))
     if causal is not None and not isinstance(causal, bool | np.bool_):

@@ -79,10 +79,19 @@ def blank_out(
     model, many, encoded, targets = prepared(model, inputs, target, "blank_out")
     blank = replacement_of(model, replacement)
     at = [model.reads(each, position) for each in encoded]
-    watched = [Variant(each, place, aim) for each, place, aim in zip(encoded, at, targets, strict=True)]
+    watched = [
+        Variant(each, place, aim) for each, place, aim in zip(encoded, at, targets, strict=True)
+    ]
     before = watch(model, watched, batch_tokens)
     results = [
-        Importance(np.zeros(len(each.ids)), "blank_out", each.tokens, model.label(aim), probability, each.words)
+        Importance(
+            np.zeros(len(each.ids)),
+            "blank_out",
+            each.tokens,
+            model.label(aim),
+            probability,
+            each.words,
+        )
         for each, (aim, probability) in zip(encoded, before, strict=True)
     ]
     variants = [
@@ -130,23 +139,42 @@ def input_gradient(
         chosen = [encoded[place] for place in batch]
         embedded: list[torch.Tensor] = []
 
-        def keep(module: Any, arguments: Any, output: "torch.Tensor", kept: "list[torch.Tensor]" = embedded) -> "torch.Tensor":
+        def keep(
+            module: Any,
+            arguments: Any,
+            output: "torch.Tensor",
+            kept: "list[torch.Tensor]" = embedded,
+        ) -> "torch.Tensor":
             kept.append(output.detach().requires_grad_())
             return kept[-1]
 
         handle = model.model.get_input_embeddings().register_forward_hook(keep)
         try:
             with torch.inference_mode(False), evaluating(model.model), torch.enable_grad():
-                logits = model.logits(model.batch(chosen), [model.reads(each, position) for each in chosen])  # [sequence, class]
+                logits = model.logits(
+                    model.batch(chosen), [model.reads(each, position) for each in chosen]
+                )  # [sequence, class]
                 probabilities = model.probabilities(logits)
                 aims = targets_of(model, probabilities, [targets[place] for place in batch])
-                watched = (probabilities if of == "probability" else logits)[torch.arange(len(batch)), torch.tensor(aims)]
-                (gradient,) = torch.autograd.grad(watched.sum(), embedded[0])  # [sequence, position, width]
+                watched = (probabilities if of == "probability" else logits)[
+                    torch.arange(len(batch)), torch.tensor(aims)
+                ]
+                (gradient,) = torch.autograd.grad(
+                    watched.sum(), embedded[0]
+                )  # [sequence, position, width]
         finally:
             handle.remove()
         scores = REDUCTIONS[reduce](gradient.double(), embedded[0].detach().double()).cpu().numpy()
-        rounding = ROUNDING * max(1.0, torch.finfo(gradient.dtype).eps / torch.finfo(torch.float32).eps / 100)
-        if reduce == "sum" and (np.abs(scores) <= rounding * REDUCTIONS["norm"](gradient.double(), None).cpu().numpy()).all():
+        rounding = ROUNDING * max(
+            1.0, torch.finfo(gradient.dtype).eps / torch.finfo(torch.float32).eps / 100
+        )
+        if (
+            reduce == "sum"
+            and (
+                np.abs(scores)
+                <= rounding * REDUCTIONS["norm"](gradient.double(), None).cpu().numpy()
+            ).all()
+        ):
             warnings.warn(
                 f"the gradient of {model.name} sums to zero over the embedding axis, because a layer norm reads the embedding:"
                 " what reduce='sum' gives is rounding error; use reduce='norm'",
@@ -157,7 +185,9 @@ def input_gradient(
             each, aim = encoded[place], aims[row]
             values = scores[row, : len(each.ids)].copy()
             probability = float(probabilities[row, aim].detach())
-            results[place] = Importance(values, "input_gradient", each.tokens, model.label(aim), probability, each.words)
+            results[place] = Importance(
+                values, "input_gradient", each.tokens, model.label(aim), probability, each.words
+            )
     return [results[place] for place in range(len(encoded))] if many else results[0]
 
 
@@ -167,24 +197,37 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "norm": lambda gradient, embedding: gradient.norm(dim=-1),
     "times_input": lambda gradient, embedding: (gradient * embedding).sum(dim=-1).abs(),
 }
-IMPORTANCES: dict[str, Callable[..., Any]] = {"blank_out": blank_out, "input_gradient": input_gradient}
+IMPORTANCES: dict[str, Callable[..., Any]] = {
+    "blank_out": blank_out,
+    "input_gradient": input_gradient,
+}
 
 
 # ---- what both share --------------------------------------------------------------------------------------------------------------
 
 
-def prepared(model: Any, inputs: Any, target: Any, method: str) -> tuple[Model, bool, list[Encoded], list[int | None]]:
+def prepared(
+    model: Any, inputs: Any, target: Any, method: str
+) -> tuple[Model, bool, list[Encoded], list[int | None]]:
     """The model, whether a list was given, the inputs as the model takes them, and the number of each one's target."""
     model = model if isinstance(model, Model) else Model(model)
     if model.is_vision or model.is_encoder_decoder:
         kind = "images" if model.is_vision else "encoder-decoders"
-        raise OptionError(f"{method} is for models that read one sequence of tokens, not for {kind}; got {model.name}")
+        raise OptionError(
+            f"{method} is for models that read one sequence of tokens, not for {kind}; got {model.name}"
+        )
     many = are_many(inputs)
     encoded = [model.encode(each) for each in (inputs if many else [inputs])]
-    targets = list(target) if isinstance(target, list | tuple | np.ndarray) else [target] * len(encoded)
+    targets = (
+        list(target) if isinstance(target, list | tuple | np.ndarray) else [target] * len(encoded)
+    )
     if len(targets) != len(encoded):
-        raise OptionError(f"targets must be one for all inputs or one for each; got {len(targets)} for {len(encoded)} inputs")
-    numbers = {each: None if each is None else model.target(each) for each in dict.fromkeys(targets)}
+        raise OptionError(
+            f"targets must be one for all inputs or one for each; got {len(targets)} for {len(encoded)} inputs"
+        )
+    numbers = {
+        each: None if each is None else model.target(each) for each in dict.fromkeys(targets)
+    }
     return model, many, encoded, [numbers[each] for each in targets]
 
 
@@ -194,17 +237,30 @@ def replacement_of(model: Model, replacement: int | str | None) -> int | None:
     if replacement == "attention":
         return None
     if replacement is None:
-        unknown, mask = getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "mask_token_id", None)
-        return int(unknown) if unknown is not None and unknown not in model.marks else None if mask is None else int(mask)
+        unknown, mask = (
+            getattr(tokenizer, "unk_token_id", None),
+            getattr(tokenizer, "mask_token_id", None),
+        )
+        return (
+            int(unknown)
+            if unknown is not None and unknown not in model.marks
+            else None
+            if mask is None
+            else int(mask)
+        )
     if isinstance(replacement, str):
         vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
         if replacement not in vocabulary:
-            raise OptionError(f"replacement must be a token of the model's vocabulary, its id, or 'attention'; got {replacement!r}")
+            raise OptionError(
+                f"replacement must be a token of the model's vocabulary, its id, or 'attention'; got {replacement!r}"
+            )
         replacement = int(vocabulary[replacement])
     (replacement,) = integers([replacement], "replacement")
     size = model.model.get_input_embeddings().weight.shape[0]
     if not 0 <= replacement < size:
-        raise OptionError(f"replacement must be a token, 'attention', or an id from 0 to {size - 1}; got {replacement!r}")
+        raise OptionError(
+            f"replacement must be a token, 'attention', or an id from 0 to {size - 1}; got {replacement!r}"
+        )
     return replacement
 
 
@@ -220,32 +276,47 @@ class Variant:
 
 def without(encoded: Encoded, token: int, blank: int | None) -> Encoded:
     """The input with one token replaced; as it is, if the token leaves the attention mask instead."""
-    return encoded if blank is None else replace(encoded, ids=(*encoded.ids[:token], blank, *encoded.ids[token + 1 :]))
+    return (
+        encoded
+        if blank is None
+        else replace(encoded, ids=(*encoded.ids[:token], blank, *encoded.ids[token + 1 :]))
+    )
 
 
-def watch(model: Model, variants: Sequence[Variant], batch_tokens: int | None) -> list[tuple[int, float]]:
+def watch(
+    model: Model, variants: Sequence[Variant], batch_tokens: int | None
+) -> list[tuple[int, float]]:
     """The class that is watched in each variant, and its probability."""
     import torch
 
     found: dict[int, tuple[int, float]] = {}
     with evaluating(model.model), torch.no_grad():
-        for batch in batches([variant.encoded for variant in variants], model.batch_tokens if batch_tokens is None else batch_tokens):
+        for batch in batches(
+            [variant.encoded for variant in variants],
+            model.batch_tokens if batch_tokens is None else batch_tokens,
+        ):
             chosen = [variants[place] for place in batch]
             arguments = model.batch([variant.encoded for variant in chosen])
             for row, variant in enumerate(chosen):
                 if variant.hidden is not None:
                     arguments["attention_mask"][row, variant.hidden] = 0
-            probabilities = model.probabilities(model.logits(arguments, [variant.position for variant in chosen]))
+            probabilities = model.probabilities(
+                model.logits(arguments, [variant.position for variant in chosen])
+            )
             aims = targets_of(model, probabilities, [variant.target for variant in chosen])
             watched = probabilities[torch.arange(len(aims)), torch.tensor(aims)].tolist()
             found |= dict(zip(batch, zip(aims, watched, strict=True), strict=True))
     return [found[place] for place in range(len(variants))]
 
 
-def targets_of(model: Model, probabilities: "torch.Tensor", targets: Sequence[int | None]) -> list[int]:
+def targets_of(
+    model: Model, probabilities: "torch.Tensor", targets: Sequence[int | None]
+) -> list[int]:
     """Each target, or the most probable class where none is given."""
     best = probabilities.argmax(dim=-1).tolist()
     chosen = [int(best[row]) if target is None else target for row, target in enumerate(targets)]
     if max(chosen) >= probabilities.shape[-1]:
-        raise OptionError(f"target must be from 0 to {probabilities.shape[-1] - 1} for {model.name}; got {max(chosen)}")
+        raise OptionError(
+            f"target must be from 0 to {probabilities.shape[-1] - 1} for {model.name}; got {max(chosen)}"
+        )
     return chosen

@@ -20,24 +20,64 @@ if TYPE_CHECKING:
     from attnflow.drawing import Drawing
     from attnflow.paper.tables import Table
 
-METHODS, AGAINST = "raw,rollout,flow", "blank_out,input_gradient"  # what is evaluated if nothing is named
+METHODS, AGAINST = (
+    "raw,rollout,flow",
+    "blank_out,input_gradient",
+)  # what is evaluated if nothing is named
 
 train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
 reproduce = typer.Typer(help="Compute the paper's tables and figures anew.", no_args_is_help=True)
 
-Data = Annotated[list[Path], typer.Option(readable=False, metavar="PATH", help="A folder or file of data; may be given several times.")]
-Folder = Annotated[Path, typer.Option(readable=False, metavar="FOLDER", help="The folder to write the model to.", show_default=False)]
-VerbNumber = Annotated[str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)]
+Data = Annotated[
+    list[Path],
+    typer.Option(
+        readable=False, metavar="PATH", help="A folder or file of data; may be given several times."
+    ),
+]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        readable=False,
+        metavar="FOLDER",
+        help="The folder to write the model to.",
+        show_default=False,
+    ),
+]
+VerbNumber = Annotated[
+    str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)
+]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
-Text = Annotated[str | None, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)]
-AnyModel = Annotated[str, typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow.")]
-Picture = Annotated[Path, typer.Option(readable=False, metavar="FILE", help="The picture to write: .png, .svg or .pdf.")]
-Reduce = Annotated[str, typer.Option(help="A token's gradient as one number: norm, times_input, or sum, as the authors did.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was stopped.")]
+Text = Annotated[
+    str | None, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)
+]
+AnyModel = Annotated[
+    str,
+    typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow."),
+]
+Picture = Annotated[
+    Path,
+    typer.Option(readable=False, metavar="FILE", help="The picture to write: .png, .svg or .pdf."),
+]
+Reduce = Annotated[
+    str,
+    typer.Option(
+        help="A token's gradient as one number: norm, times_input, or sum, as the authors did."
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the checkpoint of a run that was stopped.")
+]
 Stem = Annotated[
     Path | None,
-    typer.Option(readable=False, metavar="NAME", help="Write NAME.md and NAME.csv; by default named after the table.", show_default=False),
+    typer.Option(
+        readable=False,
+        metavar="NAME",
+        help="Write NAME.md and NAME.csv; by default named after the table.",
+        show_default=False,
+    ),
 ]
 
 
@@ -46,7 +86,9 @@ def verb_number_command(
     data: Data,
     out: Folder,
     seed: Seed = 0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Train for so many steps at most.", show_default=False)] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train for so many steps at most.", show_default=False)
+    ] = None,
     resume: Resume = False,
 ) -> None:
     """Train the verb-number model on numpred.* files, or on the full corpus as .tsv or .tsv.gz."""
@@ -60,9 +102,22 @@ def verb_number_command(
 
 @train.command("sentiment")
 def sentiment_command(
-    base: Annotated[str, typer.Option(metavar="MODEL", help="The encoder to fine-tune: a folder or a hub id.", show_default=False)],
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            help="The encoder to fine-tune: a folder or a hub id.",
+            show_default=False,
+        ),
+    ],
     data: Annotated[
-        Path, typer.Option(readable=False, metavar="FOLDER", help="A folder with train, dev and test.tsv.", show_default=False)
+        Path,
+        typer.Option(
+            readable=False,
+            metavar="FOLDER",
+            help="A folder with train, dev and test.tsv.",
+            show_default=False,
+        ),
     ],
     out: Folder,
     epochs: Annotated[int, typer.Option(min=1, help="How often the data is seen.")] = 3,
@@ -73,8 +128,12 @@ def sentiment_command(
     """Fine-tune an encoder on sentences with 0 (negative) or 1 (positive), as SST-2 has them."""
     from attnflow.paper.sentiment import train_sentiment
 
-    result = train_sentiment(base, data, out, epochs=epochs, seed=seed, limit=limit, resume=resume, report=typer.echo)
-    typer.echo(f"{out}: accuracy {result.dev:.3f} on dev, {result.test:.3f} on test ({result.steps} steps, {result.seconds:.0f} s)")
+    result = train_sentiment(
+        base, data, out, epochs=epochs, seed=seed, limit=limit, resume=resume, report=typer.echo
+    )
+    typer.echo(
+        f"{out}: accuracy {result.dev:.3f} on dev, {result.test:.3f} on test ({result.steps} steps, {result.seconds:.0f} s)"
+    )
 
 
 @reproduce.command()
@@ -103,23 +162,45 @@ def table2(
 
 
 def verb_number_table(
-    name: str, model: str, data: list[Path], limit: int | None, seed: int, out: Path | None, reduce: str = "norm"
+    name: str,
+    model: str,
+    data: list[Path],
+    limit: int | None,
+    seed: int,
+    out: Path | None,
+    reduce: str = "norm",
 ) -> None:
     from attnflow.paper import tables
 
     stem = stem_of(out, name)
-    finish_table(tables.verb_number_table(name, model=model, data=data, limit=limit, seed=seed, reduce=reduce), stem)
+    finish_table(
+        tables.verb_number_table(
+            name, model=model, data=data, limit=limit, seed=seed, reduce=reduce
+        ),
+        stem,
+    )
 
 
 @reproduce.command()
 def table3(
     data: Annotated[
-        Path, typer.Option(readable=False, metavar="FILE", help="Sentences with labels, as SST-2's test.tsv.", show_default=False)
+        Path,
+        typer.Option(
+            readable=False,
+            metavar="FILE",
+            help="Sentences with labels, as SST-2's test.tsv.",
+            show_default=False,
+        ),
     ],
     model: Annotated[
-        str | None, typer.Option(help="A sentiment classifier: a folder or a hub id; the paper's DistilBERT if not given.")
+        str | None,
+        typer.Option(
+            help="A sentiment classifier: a folder or a hub id; the paper's DistilBERT if not given."
+        ),
     ] = None,
-    query: Annotated[str, typer.Option(help="max or mean over query positions, or focal: CLS alone.")] = "max",
+    query: Annotated[
+        str, typer.Option(help="max or mean over query positions, or focal: CLS alone.")
+    ] = "max",
     limit: Limit = None,
     reduce: Reduce = "norm",
     out: Stem = None,
@@ -131,12 +212,22 @@ def table3(
     file = data / "test.tsv" if data.is_dir() else data
     sentences = sentiment.read_sst2(file)
     finish_table(
-        tables.sentiment_table(sentences, file.name, model=model or tables.SENTIMENT, limit=limit, query=query, reduce=reduce), stem
+        tables.sentiment_table(
+            sentences,
+            file.name,
+            model=model or tables.SENTIMENT,
+            limit=limit,
+            query=query,
+            reduce=reduce,
+        ),
+        stem,
     )
 
 
 @reproduce.command()
-def figure1(text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure1.png")) -> None:
+def figure1(
+    text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure1.png")
+) -> None:
     """Figure 1: raw attention, rollout and flow as graphs, side by side."""
     from attnflow.paper import pictures
 
@@ -144,7 +235,9 @@ def figure1(text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("f
 
 
 @reproduce.command()
-def figure2(text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure2.png")) -> None:
+def figure2(
+    text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure2.png")
+) -> None:
     """Figure 2: raw attention of the focal position in each layer."""
     from attnflow.paper import pictures
 
@@ -153,7 +246,12 @@ def figure2(text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("f
 
 @reproduce.command()
 def figure3(
-    texts: Annotated[list[str], typer.Argument(metavar="[TEXT]...", help="Sentences; the paper's if none.", show_default=False)] = [],  # noqa: B006
+    texts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[TEXT]...", help="Sentences; the paper's if none.", show_default=False
+        ),
+    ] = [],  # noqa: B006
     model: AnyModel = BUNDLED,
     out: Picture = Path("figure3.png"),
 ) -> None:
@@ -165,14 +263,32 @@ def figure3(
 
 @reproduce.command()
 def figure4(
-    model: Annotated[str, typer.Option(help="A masked LM: a folder or a hub id, for instance bert-base-uncased.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A masked LM: a folder or a hub id, for instance bert-base-uncased.",
+            show_default=False,
+        ),
+    ],
     texts: Annotated[
-        list[str], typer.Argument(metavar="[TEXT]...", help="Sentences with [MASK]; the paper's if none.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="[TEXT]...",
+            help="Sentences with [MASK]; the paper's if none.",
+            show_default=False,
+        ),
     ] = [],  # noqa: B006
     references: Annotated[
-        list[str], typer.Option(metavar="WORD,WORD", help="What the pronoun may refer to; once for each sentence.", show_default=False)
+        list[str],
+        typer.Option(
+            metavar="WORD,WORD",
+            help="What the pronoun may refer to; once for each sentence.",
+            show_default=False,
+        ),
     ] = [],  # noqa: B006
-    candidates: Annotated[str, typer.Option(metavar="WORD,WORD", help="The two words for the mask.")] = "his,her",
+    candidates: Annotated[
+        str, typer.Option(metavar="WORD,WORD", help="The two words for the mask.")
+    ] = "his,her",
     out: Picture = Path("figure4.png"),
 ) -> None:
     """Figure 4: what a masked pronoun looks at, beside the probabilities of two words for it."""
@@ -209,31 +325,62 @@ def evaluate_command(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A folder with a model, a hub id, or verb-number; or the folder of a corpus, alone.", show_default=False
+            metavar="MODEL",
+            help="A folder with a model, a hub id, or verb-number; or the folder of a corpus, alone.",
+            show_default=False,
         ),
     ],
     file: Annotated[
-        Path | None, typer.Argument(readable=False, help="A .tsv file: a text a line, its label after a tab.", show_default=False)
+        Path | None,
+        typer.Argument(
+            readable=False,
+            help="A .tsv file: a text a line, its label after a tab.",
+            show_default=False,
+        ),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Which methods, with commas between them.")] = METHODS,
-    against: Annotated[str, typer.Option(help="Which importance, with commas between them.")] = AGAINST,
-    layers: Annotated[str, typer.Option(help="Which layers, with commas between them; all if not given.", show_default=False)] = "",
+    methods: Annotated[
+        str, typer.Option(help="Which methods, with commas between them.")
+    ] = METHODS,
+    against: Annotated[
+        str, typer.Option(help="Which importance, with commas between them.")
+    ] = AGAINST,
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="Which layers, with commas between them; all if not given.", show_default=False
+        ),
+    ] = "",
     limit: Limit = None,
-    special_tokens: Annotated[bool, typer.Option("--special-tokens", help="Correlate CLS, SEP and their like too.")] = False,
-    query: Annotated[str, typer.Option(help="focal, max or mean over positions, or a position.")] = "focal",
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Correlate CLS, SEP and their like too.")
+    ] = False,
+    query: Annotated[
+        str, typer.Option(help="focal, max or mean over positions, or a position.")
+    ] = "focal",
     out: Annotated[
-        Path | None, typer.Option(readable=False, metavar="FILE", help="Write .md, .csv or .json as well.", show_default=False)
+        Path | None,
+        typer.Option(
+            readable=False,
+            metavar="FILE",
+            help="Write .md, .csv or .json as well.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Measure how well methods rank the tokens of many texts: Spearman's correlation with blank-out and input gradients."""
     if file is None:
         if not (Path(model) / MANIFEST).is_file():
-            raise OptionError(f"evaluate needs a model and a file of texts, or the folder of a corpus alone; got {model!r}")
+            raise OptionError(
+                f"evaluate needs a model and a file of texts, or the folder of a corpus alone; got {model!r}"
+            )
         if layers or query != "focal":
             raise OptionError(
                 "a corpus is evaluated in the layers and at the position that it was computed for: leave out --layers, --query"
             )
-        wanted = ([] if methods == METHODS else listed(methods), [] if against == AGAINST else listed(against))
+        wanted = (
+            [] if methods == METHODS else listed(methods),
+            [] if against == AGAINST else listed(against),
+        )
         evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
         return
     if out is not None:
@@ -258,14 +405,25 @@ def evaluate_command(
 
 
 def evaluate_folder(
-    folder: Path, methods: list[str], against: list[str], special_tokens: bool, limit: int | None, out: Path | None, seed: int = 0
+    folder: Path,
+    methods: list[str],
+    against: list[str],
+    special_tokens: bool,
+    limit: int | None,
+    out: Path | None,
+    seed: int = 0,
 ) -> None:
     """Correlations from the scores that a corpus holds; of all that is stored where nothing is named."""
     if out is not None:
         known_ending(out, [".md", ".csv", ".json"])
         writable(out)
     report = evaluate_corpus(
-        folder, methods=methods or None, against=against or None, special_tokens=special_tokens, limit=limit, seed=seed
+        folder,
+        methods=methods or None,
+        against=against or None,
+        special_tokens=special_tokens,
+        limit=limit,
+        seed=seed,
     )
     if out is not None:
         report.save(out)
@@ -280,7 +438,10 @@ def note_unfinished(folder: Path) -> None:
     """Say so, if a corpus is not whole yet."""
     status = corpus_status(folder)
     if not status.finished:
-        typer.echo(f"note: {folder} is not finished: {status.done:,} of {status.rows:,} rows so far", err=True)
+        typer.echo(
+            f"note: {folder} is not finished: {status.done:,} of {status.rows:,} rows so far",
+            err=True,
+        )
 
 
 def listed(text: str) -> list[str]:
@@ -298,7 +459,9 @@ def layers_of(text: str) -> list[int] | None:
 
 def stem_of(out: Path | None, name: str) -> Path:
     """Where a table is written, without its endings; refused before anything is computed if it cannot be."""
-    stem = Path(name) if out is None else out.with_suffix("") if out.suffix in (".md", ".csv") else out
+    stem = (
+        Path(name) if out is None else out.with_suffix("") if out.suffix in (".md", ".csv") else out
+    )
     for ending in (".md", ".csv"):
         writable(f"{stem}{ending}")
     return stem
@@ -321,4 +484,6 @@ def show(text: str) -> None:
 
 def note_interruption(report: Report) -> None:
     if len(report.examples) < report.asked:
-        typer.echo(f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True)
+        typer.echo(
+            f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True
+        )

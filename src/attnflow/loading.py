@@ -30,7 +30,9 @@ def load(name: str | os.PathLike[str] = BUNDLED) -> Model:
     if name == BUNDLED or model_type(place) == BUNDLED:
         from attnflow import verb_number
 
-        return Model(*verb_number.load(str(files("attnflow") / "weights") if name == BUNDLED else place))
+        return Model(
+            *verb_number.load(str(files("attnflow") / "weights") if name == BUNDLED else place)
+        )
     import transformers
 
     options: dict[str, Any] = {"trust_remote_code": False}
@@ -42,7 +44,9 @@ def load(name: str | os.PathLike[str] = BUNDLED) -> Model:
         config = transformers.AutoConfig.from_pretrained(name, **options)
         architecture = (getattr(config, "architectures", None) or ["AutoModel"])[0]
         kind = getattr(transformers, architecture, transformers.AutoModel)
-        model = (transformers.AutoModelForCausalLM if gguf else kind).from_pretrained(name, **gguf, **weights)
+        model = (transformers.AutoModelForCausalLM if gguf else kind).from_pretrained(
+            name, **gguf, **weights
+        )
         return Model(model, processor_of(name, config, options))
     except (OSError, ValueError, KeyError, ImportError) as error:
         if isinstance(error, FileError | CaptureError | OptionError):
@@ -69,9 +73,13 @@ def folder_options(place: Path) -> dict[str, str]:
     found = sorted(path.name for path in place.glob("*.gguf"))
     if found:
         return {"gguf_file": found[0]}
-    pickles = sorted(path.name for path in place.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    pickles = sorted(
+        path.name for path in place.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt")
+    )
     if pickles:
-        raise FileError(f"{place} holds weights as pickles ({pickles[0]}), which can run code; save them with safe_serialization=True")
+        raise FileError(
+            f"{place} holds weights as pickles ({pickles[0]}), which can run code; save them with safe_serialization=True"
+        )
     raise FileError(f"{place} holds no weights: a model.safetensors or a .gguf file is needed")
 
 

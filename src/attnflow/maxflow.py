@@ -188,7 +188,9 @@ def find_near(first, last, supply, demand, down, up, near, known):
 # edge that carries flow, which takes that flow back. So paths cannot circle, and a node found useless stays so for this phase.
 # The widest edges are tried first: the one to the target's own column and, because of the residual, the one straight down.
 @kernel()
-def send(start_climbs, enough, first, last, inner, supply, demand, unused, down, up, near, at, want, sent):
+def send(
+    start_climbs, enough, first, last, inner, supply, demand, unused, down, up, near, at, want, sent
+):
     """One phase: send supply along shortest paths until none is left, or `enough` has been sent; return what was sent."""
     top, _, words = up.shape
     column = first + np.argmax(demand[first : last + 1])
@@ -207,11 +209,15 @@ def send(start_climbs, enough, first, last, inner, supply, demand, unused, down,
         while True:
             layer, u, climbs = at[tip, 0], at[tip, 1], at[tip, 2]
             rest = want[tip] - sent[tip]
-            if rest > TINY and layer == 0 and climbs == 0:  # demand itself: only where there are no steps
+            if (
+                rest > TINY and layer == 0 and climbs == 0
+            ):  # demand itself: only where there are no steps
                 amount = min(rest, demand[u])
                 demand[u] -= amount
                 sent[tip] += amount
-            elif rest > TINY and layer == 1 and climbs == 0:  # the last step: most of the work, so without the stack
+            elif (
+                rest > TINY and layer == 1 and climbs == 0
+            ):  # the last step: most of the work, so without the stack
                 for choice in range(-2, words):
                     if choice < 0:
                         wide = column if choice == -2 else u
@@ -251,7 +257,9 @@ def send(start_climbs, enough, first, last, inner, supply, demand, unused, down,
                             if ways:
                                 v = (word << 6) + lowest(ways)
                                 break
-                    if v >= 0 and unused[step, u, v] <= TINY:  # rounding can leave the bit of a full edge
+                    if (
+                        v >= 0 and unused[step, u, v] <= TINY
+                    ):  # rounding can leave the bit of a full edge
                         down[step, u, v >> 6] &= ~bit(v)
                         continue
                     if v >= 0:
@@ -265,14 +273,19 @@ def send(start_climbs, enough, first, last, inner, supply, demand, unused, down,
                         if ways:
                             v = (word << 6) + lowest(ways)
                             break
-                    if v >= 0 and inner[layer, v, u] - unused[layer, v, u] <= TINY:  # ... or of an empty one
+                    if (
+                        v >= 0 and inner[layer, v, u] - unused[layer, v, u] <= TINY
+                    ):  # ... or of an empty one
                         unused[layer, v, u] = inner[layer, v, u]
                         up[layer, u, v >> 6] &= ~bit(v)
                         continue
                     if v >= 0:
                         tip += 1
                         at[tip, 0], at[tip, 1], at[tip, 2] = layer + 1, v, climbs - 1
-                        want[tip], sent[tip] = min(rest, inner[layer, v, u] - unused[layer, v, u]), 0.0
+                        want[tip], sent[tip] = (
+                            min(rest, inner[layer, v, u] - unused[layer, v, u]),
+                            0.0,
+                        )
                         continue
                 near[climbs, layer, u >> 6] &= ~bit(u)
             # the node has sent all that it wanted, or all that it could: book it on the edge that led here, and step back
@@ -304,7 +317,9 @@ def send(start_climbs, enough, first, last, inner, supply, demand, unused, down,
 
 # Each phase leaves no path of the length that it used (a blocking flow), so lengths grow and the phases end (Dinic).
 @kernel()
-def search(bound, first, last, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent):
+def search(
+    bound, first, last, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent
+):
     """The maximum flow from supply to demand, or `bound` where the flow meets it; what is left stands in the scratch arrays."""
     down[:, first : last + 1] = ways[:, first : last + 1]
     flow = 0.0
@@ -313,7 +328,22 @@ def search(bound, first, last, inner, ways, supply, demand, unused, down, up, ne
         if climbs < 0:
             return flow
         enough = bound - MET - flow
-        flow += send(climbs, enough, first, last, inner, supply, demand, unused, down, up, near, at, want, sent)
+        flow += send(
+            climbs,
+            enough,
+            first,
+            last,
+            inner,
+            supply,
+            demand,
+            unused,
+            down,
+            up,
+            near,
+            at,
+            want,
+            sent,
+        )
     return bound
 
 
@@ -334,7 +364,25 @@ def restore(first, last, inner, unused, up):
 
 @kernel()
 def search_pairs(
-    start, stop, supplies, demands, causal, bounds, flows, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent
+    start,
+    stop,
+    supplies,
+    demands,
+    causal,
+    bounds,
+    flows,
+    inner,
+    ways,
+    supply,
+    demand,
+    unused,
+    down,
+    up,
+    near,
+    known,
+    at,
+    want,
+    sent,
 ):
     """Search the pairs start..stop-1, counted target by target, whose flows [source, target] are still NaN."""
     sources = flows.shape[0]
@@ -345,7 +393,23 @@ def search_pairs(
             demand[:] = demands[m]
             first, last = window(supply, demand, causal)
             bound = bounds[k, m]
-            flows[k, m] = search(bound, first, last, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent)
+            flows[k, m] = search(
+                bound,
+                first,
+                last,
+                inner,
+                ways,
+                supply,
+                demand,
+                unused,
+                down,
+                up,
+                near,
+                known,
+                at,
+                want,
+                sent,
+            )
             restore(first, last, inner, unused, up)
 
 
@@ -368,9 +432,13 @@ def scratch(inner: Floats, ways: Bits) -> Scratch:
         np.empty(nodes),  # supply [node] that is still to be sent
         np.empty(nodes),  # demand [node] that is still to be met
         inner.copy(),  # unused [step, upper, lower]: capacity that no flow uses
-        np.empty_like(ways),  # down [step, upper, word]: lower nodes to which there is unused capacity
+        np.empty_like(
+            ways
+        ),  # down [step, upper, word]: lower nodes to which there is unused capacity
         np.zeros_like(ways),  # up [step, lower, word]: upper nodes from which flow arrives
-        np.empty((longest, steps + 1, words), np.uint64),  # near [climbs, layer, word]: nodes by their way to demand
+        np.empty(
+            (longest, steps + 1, words), np.uint64
+        ),  # near [climbs, layer, word]: nodes by their way to demand
         np.empty((steps + 1, words), np.uint64),  # known [layer, word]: all nodes that are near
         np.empty((longest + 1, 3), np.int64),  # at [depth of path, (layer, node, climbs)]
         np.empty(longest + 1),  # want [depth of path]
@@ -378,7 +446,9 @@ def scratch(inner: Floats, ways: Bits) -> Scratch:
     )
 
 
-def one_flow(edges: Floats, source: int, target: int) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
+def one_flow(
+    edges: Floats, source: int, target: int
+) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
     """One pair's value, its flow on every edge [layer, query, key], and which edges [layer, query, key] are a minimum cut."""
     depth, nodes, _ = edges.shape
     flow = np.zeros_like(edges)

@@ -14,7 +14,9 @@ from attnflow.graph import AttentionGraph, Floats, integers, positions_of
 from attnflow.progress import progress_bar
 from attnflow.results import MaxFlow, TokenAttention, listed
 
-Weights = Attention | AttentionGraph | npt.ArrayLike  # an array, or a list of per-layer arrays, stands for its Attention
+Weights = (
+    Attention | AttentionGraph | npt.ArrayLike
+)  # an array, or a list of per-layer arrays, stands for its Attention
 NORMALIZATIONS = ("sum", "receptive_field", None)
 SATURATED = 1e-9  # a flow this close to min(1, column sum) sits at the bound
 MOSTLY = 0.95  # the share of a row at the bound from which on the reader is warned
@@ -37,7 +39,9 @@ def raw(
     array([1., 0.])
     """
     if bottom is not None:
-        raise OptionError(f"raw attention looks one layer down, so it takes no bottom; got bottom={bottom}")
+        raise OptionError(
+            f"raw attention looks one layer down, so it takes no bottom; got bottom={bottom}"
+        )
     ask = Request.read(attention, "raw", layers, positions, 0, normalize, every_layer=True)
 
     def compute(graph: AttentionGraph) -> Floats:
@@ -68,7 +72,9 @@ def rollout(
         downwards = sum(layer - below for layer in ask.layers) * len(ask.positions)
         upwards = (max(ask.layers) - below) * size
         travel = roll_down if downwards < upwards else roll_up
-        return travel(graph.edges[below:], [layer - below for layer in ask.layers], list(ask.positions))
+        return travel(
+            graph.edges[below:], [layer - below for layer in ask.layers], list(ask.positions)
+        )
 
     return ask.answer(compute)
 
@@ -124,13 +130,24 @@ def flow(
         below = graph.edges[ask.bottom :]
         positions = np.array(ask.positions)
         with progress_bar("attention flow") as tick:
-            if len(ask.layers) > 1 and 2 * len(set(ask.layers)) * len(positions) > depth * graph.size:
-                every = flows_of_all_layers(below[:depth], causal=graph.causal, workers=workers, tick=tick)
+            if (
+                len(ask.layers) > 1
+                and 2 * len(set(ask.layers)) * len(positions) > depth * graph.size
+            ):
+                every = flows_of_all_layers(
+                    below[:depth], causal=graph.causal, workers=workers, tick=tick
+                )
                 rows: Floats = every[np.array(ask.layers) - ask.bottom - 1][:, positions]
                 return rows
             return np.stack(
                 [
-                    flows_from(below[: layer - ask.bottom], positions, causal=graph.causal, workers=workers, tick=tick)
+                    flows_from(
+                        below[: layer - ask.bottom],
+                        positions,
+                        causal=graph.causal,
+                        workers=workers,
+                        tick=tick,
+                    )
                     for layer in ask.layers
                 ]
             )
@@ -154,13 +171,22 @@ def max_flow(attention: Weights, *, source: tuple[int, int], target: tuple[int, 
     from attnflow.maxflow import one_flow
 
     graph = graph_of(attention)
-    (upper, start), (lower, end) = node_of(graph, source, "source"), node_of(graph, target, "target")
+    (upper, start), (lower, end) = (
+        node_of(graph, source, "source"),
+        node_of(graph, target, "target"),
+    )
     if upper <= lower:
-        raise OptionError(f"the source must be in a higher layer than the target; got source={source}, target={target}")
+        raise OptionError(
+            f"the source must be in a higher layer than the target; got source={source}, target={target}"
+        )
     edges = graph.edges[lower:upper]
     value, on_edges, cut = one_flow(edges, start, end)
-    places = tuple((int(layer) + lower + 1, int(query), int(key)) for layer, query, key in np.argwhere(cut))
-    return MaxFlow(value, (upper, start), (lower, end), on_edges, places, float(edges[cut].sum()), names(graph))
+    places = tuple(
+        (int(layer) + lower + 1, int(query), int(key)) for layer, query, key in np.argwhere(cut)
+    )
+    return MaxFlow(
+        value, (upper, start), (lower, end), on_edges, places, float(edges[cut].sum()), names(graph)
+    )
 
 
 METHODS: dict[str, Callable[..., TokenAttention]] = {"raw": raw, "rollout": rollout, "flow": flow}
@@ -195,7 +221,9 @@ class Request:
         graph = graph_of(attention)
         (bottom,) = integers([bottom], "bottom")
         if not 0 <= bottom < graph.depth:
-            raise OptionError(f"bottom must be from 0 to {graph.depth - 1}; got {bottom} (this graph has layers 0..{graph.depth})")
+            raise OptionError(
+                f"bottom must be from 0 to {graph.depth - 1}; got {bottom} (this graph has layers 0..{graph.depth})"
+            )
         if layers is None:
             layers = range(bottom + 1, graph.depth + 1) if every_layer else [graph.depth]
         asked = integers(layers, "layers")  # type: ignore[arg-type]
@@ -211,13 +239,19 @@ class Request:
         wanted = graph.kept if positions is None else positions_of(positions, graph.size)  # type: ignore[arg-type]
         for position in wanted:
             if position in graph.removed:
-                raise OptionError(f"position {position} was taken out of this graph; it has positions {listed(graph.kept)}")
+                raise OptionError(
+                    f"position {position} was taken out of this graph; it has positions {listed(graph.kept)}"
+                )
         if not wanted:
             raise OptionError("at least one position must be asked for; got none")
         if not isinstance(normalize, str | None) or normalize not in NORMALIZATIONS:
-            raise OptionError(f"unknown normalize {normalize!r}; choose from 'sum', 'receptive_field' or None")
+            raise OptionError(
+                f"unknown normalize {normalize!r}; choose from 'sum', 'receptive_field' or None"
+            )
         if normalize == "receptive_field" and graph.layer_names is not None:
-            raise OptionError("normalize='receptive_field' is not defined for encoder-decoder graphs; choose 'sum' or None")
+            raise OptionError(
+                "normalize='receptive_field' is not defined for encoder-decoder graphs; choose 'sum' or None"
+            )
         return cls(graph, method, tuple(asked), tuple(wanted), bottom, normalize)
 
     def answer(
@@ -232,7 +266,9 @@ class Request:
             self.warn_if_saturated(at_bound)
         if self.normalize == "receptive_field":
             field = compute(self.graph.uniform())
-            np.divide(values, field, out=values, where=field > 0)  # nothing is reached outside of the field
+            np.divide(
+                values, field, out=values, where=field > 0
+            )  # nothing is reached outside of the field
         if self.normalize is not None:
             sums = values.sum(axis=-1, keepdims=True)
             np.divide(values, sums, out=values, where=sums > 0)
@@ -259,7 +295,11 @@ class Request:
             return
         shares = saturated[..., kept].mean(axis=-1)  # [layer, query]
         shares[np.array(self.layers) - self.bottom < deep] = 0.0
-        full = [layer for layer, share in zip(self.layers, shares, strict=True) if (share > MOSTLY).any()]
+        full = [
+            layer
+            for layer, share in zip(self.layers, shares, strict=True)
+            if (share > MOSTLY).any()
+        ]
         if full:
             warnings.warn(
                 f"attention flow from layer {listed(full)} is saturated: over {MOSTLY:.0%} of a row equals min(1, column sum), the bound"
@@ -285,10 +325,16 @@ def node_of(graph: AttentionGraph, node: Any, what: str) -> tuple[int, int]:
         raise OptionError(f"the layer of {what} must be from 0 to {graph.depth}; got {layer}")
     positions_of([position], graph.size, f"the position of {what}")
     if position in graph.removed:
-        raise OptionError(f"position {position} was taken out of this graph; it has positions {listed(graph.kept)}")
+        raise OptionError(
+            f"position {position} was taken out of this graph; it has positions {listed(graph.kept)}"
+        )
     return layer, position
 
 
 def names(graph: AttentionGraph) -> tuple[str, ...]:
     """The tokens, or the positions' numbers where tokens have no names."""
-    return graph.tokens if graph.tokens is not None else tuple(str(position) for position in range(graph.size))
+    return (
+        graph.tokens
+        if graph.tokens is not None
+        else tuple(str(position) for position in range(graph.size))
+    )

@@ -28,7 +28,14 @@ TASKS = {
     "ForCausalLM": "causal LM",
     "LMHeadModel": "causal LM",
 }
-EXTRA_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl", "roberta-prelayernorm"}  # count from padding_idx + 1
+EXTRA_POSITIONS = {
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "xlm-roberta-xl",
+    "roberta-prelayernorm",
+}  # count from padding_idx + 1
 
 
 LANGUAGE = ("masked LM", "causal LM", "sequence to sequence")  # tasks whose classes are tokens
@@ -46,7 +53,9 @@ class Encoded:
     decoder_tokens: tuple[str, ...] = ()
     pixels: "torch.Tensor | None" = None  # [channel, height, width]
     grid: tuple[int, int] | None = None  # patches down and across
-    special: tuple[bool, ...] = ()  # whether a token is no word of the input: CLS, SEP, the start and the end of a text
+    special: tuple[
+        bool, ...
+    ] = ()  # whether a token is no word of the input: CLS, SEP, the start and the end of a text
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -72,11 +81,26 @@ class Model:
             raise OptionError(
                 f"Model takes a Hugging Face model; got {type(model).__name__} (for plain PyTorch modules there is af.record)"
             )
-        tokenizer = getattr(processor, "tokenizer", processor if hasattr(processor, "convert_ids_to_tokens") else None)
-        images = getattr(processor, "image_processor", processor if tokenizer is None and callable(processor) else None)
+        tokenizer = getattr(
+            processor,
+            "tokenizer",
+            processor if hasattr(processor, "convert_ids_to_tokens") else None,
+        )
+        images = getattr(
+            processor,
+            "image_processor",
+            processor if tokenizer is None and callable(processor) else None,
+        )
         if processor is not None and tokenizer is None and images is None:
-            raise OptionError(f"a Model's processor must be a tokenizer or an image processor; got {type(processor).__name__}")
-        for name, value in {"model": model, "tokenizer": tokenizer, "image_processor": images, "task": task_of(model)}.items():
+            raise OptionError(
+                f"a Model's processor must be a tokenizer or an image processor; got {type(processor).__name__}"
+            )
+        for name, value in {
+            "model": model,
+            "tokenizer": tokenizer,
+            "image_processor": images,
+            "task": task_of(model),
+        }.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -98,7 +122,10 @@ class Model:
     def longest(self) -> int | None:
         """The most tokens that the model takes; None if there is no such number."""
         config = self.model.config
-        limits = [getattr(config, "max_position_embeddings", None), getattr(self.tokenizer, "model_max_length", None)]
+        limits = [
+            getattr(config, "max_position_embeddings", None),
+            getattr(self.tokenizer, "model_max_length", None),
+        ]
         if limits[0] is not None and getattr(config, "model_type", "") in EXTRA_POSITIONS:
             limits[0] -= 2
         known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**7]
@@ -108,12 +135,17 @@ class Model:
     def is_causal(self) -> bool:
         """Whether a model predicts where its input ends: language models that generate, and token classifiers on such a decoder."""
         decoders = ("GPT", "Llama", "Mistral", "Qwen", "Gemma", "Phi", "OPT", "Bloom", "Falcon")
-        return self.task == "causal LM" or (self.task == "token classification" and self.name.startswith(decoders))
+        return self.task == "causal LM" or (
+            self.task == "token classification" and self.name.startswith(decoders)
+        )
 
     @property
     def batch_tokens(self) -> int:
         """How many tokens to run together: as many as a CPU's cache likes, fewer where every token has scores for a large vocabulary."""
-        if self.task == "sequence classification" and getattr(self.model.config, "pad_token_id", None) is None:
+        if (
+            self.task == "sequence classification"
+            and getattr(self.model.config, "pad_token_id", None) is None
+        ):
             return 1  # decoders find the last token by its padding, and without one refuse more than one sequence
         size = self.model.get_input_embeddings().weight.shape[0] if self.task in LANGUAGE else 1
         most = BATCH_TOKENS // 4 if self.model.device.type == "cpu" else BATCH_TOKENS
@@ -124,20 +156,36 @@ class Model:
         if self.is_vision:
             return self._encode_image(value)
         target = None
-        if self.is_encoder_decoder and isinstance(value, tuple) and len(value) == 2 and not all(isinstance(part, int) for part in value):
+        if (
+            self.is_encoder_decoder
+            and isinstance(value, tuple)
+            and len(value) == 2
+            and not all(isinstance(part, int) for part in value)
+        ):
             value, target = value
         ids, tokens, words = self._ids(value, truncation)
         decoder: tuple[int, ...] = ()
         if self.is_encoder_decoder:
             decoder = self._decoder_ids(ids, target)
-        return Encoded(ids, tokens, words, decoder, self.names(decoder), special=tuple(each in self.marks for each in ids))
+        return Encoded(
+            ids,
+            tokens,
+            words,
+            decoder,
+            self.names(decoder),
+            special=tuple(each in self.marks for each in ids),
+        )
 
-    def _ids(self, value: Any, truncation: bool) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int | None, ...] | None]:
+    def _ids(
+        self, value: Any, truncation: bool
+    ) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int | None, ...] | None]:
         """The token ids of a text, or ids as they are; what they are called; and the word of each where the tokenizer knows it."""
         encoded = None
         if isinstance(value, str):
             if self.tokenizer is None:
-                raise OptionError("this model has no tokenizer, so it takes token ids; got a text: give Model(model, tokenizer)")
+                raise OptionError(
+                    "this model has no tokenizer, so it takes token ids; got a text: give Model(model, tokenizer)"
+                )
             if not value.strip():
                 raise OptionError(f"a text must not be empty; got {value!r}")
             encoded = self.tokenizer(value, verbose=False)
@@ -160,7 +208,9 @@ class Model:
         size = self.model.get_input_embeddings().weight.shape[0]
         if min(found) < 0 or max(found) >= size:
             worst = max(found) if max(found) >= size else min(found)
-            raise CaptureError(f"token ids of {self.name} must be from 0 to {size - 1}; got {worst}: the tokenizer does not fit the model")
+            raise CaptureError(
+                f"token ids of {self.name} must be from 0 to {size - 1}; got {worst}: the tokenizer does not fit the model"
+            )
         if encoded is not None and getattr(encoded, "is_fast", False):
             return tuple(found), tuple(encoded.tokens()), tuple(encoded.word_ids())
         return tuple(found), self.names(found), None
@@ -168,12 +218,22 @@ class Model:
     def _decoder_ids(self, ids: tuple[int, ...], target: Any) -> tuple[int, ...]:
         """What the decoder reads: the target if one is given; a classifier's own shifted input; else the start token."""
         config = self.model.config
-        starts = [getattr(config, "decoder_start_token_id", None), getattr(config, "bos_token_id", None), 0]
+        starts = [
+            getattr(config, "decoder_start_token_id", None),
+            getattr(config, "bos_token_id", None),
+            0,
+        ]
         start = next(int(each) for each in starts if each is not None)
         if target is not None:
-            found = list(self.tokenizer(text_target=target)["input_ids"]) if isinstance(target, str) else token_ids(target)
+            found = (
+                list(self.tokenizer(text_target=target)["input_ids"])
+                if isinstance(target, str)
+                else token_ids(target)
+            )
             return (start, *found) if not found or found[0] != start else tuple(found)
-        if self.task == "sequence classification":  # BART-like models shift the input to the right themselves
+        if (
+            self.task == "sequence classification"
+        ):  # BART-like models shift the input to the right themselves
             return (start, *ids[:-1])
         return (start,)
 
@@ -183,7 +243,9 @@ class Model:
         if isinstance(value, torch.Tensor):
             pixels = value[0] if value.ndim == 4 and value.shape[0] == 1 else value
         elif self.image_processor is None:
-            raise OptionError(f"this model has no image processor, so it takes pixel tensors; got {type(value).__name__}")
+            raise OptionError(
+                f"this model has no image processor, so it takes pixel tensors; got {type(value).__name__}"
+            )
         elif isinstance(value, str | os.PathLike) and not Path(value).is_file():
             raise OptionError(
                 f"an image must be a PIL image, an array, a tensor or the path of a file; got {str(value)!r}, which is no file"
@@ -193,13 +255,23 @@ class Model:
                 images = str(value) if isinstance(value, os.PathLike) else value
                 pixels = self.image_processor(images=images, return_tensors="pt")["pixel_values"][0]
             except (ValueError, TypeError, AttributeError, OSError) as error:
-                raise OptionError(f"{self.name} takes an image (PIL, numpy or a tensor); got {type(value).__name__}: {error}") from error
+                raise OptionError(
+                    f"{self.name} takes an image (PIL, numpy or a tensor); got {type(value).__name__}: {error}"
+                ) from error
         channels = getattr(self.model.config, "num_channels", 3)
         if pixels.ndim != 3 or pixels.shape[0] != channels:
-            raise OptionError(f"an image must have shape [{channels}, height, width]; got {tuple(pixels.shape)}")
+            raise OptionError(
+                f"an image must have shape [{channels}, height, width]; got {tuple(pixels.shape)}"
+            )
         expected = getattr(self.model.config, "image_size", None)
-        if isinstance(expected, int) and pixels.shape[1:] != (expected, expected) and "dinov2" not in self.model.config.model_type:
-            raise OptionError(f"{self.name} takes images of {expected} x {expected}; got {pixels.shape[1]} x {pixels.shape[2]}: resize it")
+        if (
+            isinstance(expected, int)
+            and pixels.shape[1:] != (expected, expected)
+            and "dinov2" not in self.model.config.model_type
+        ):
+            raise OptionError(
+                f"{self.name} takes images of {expected} x {expected}; got {pixels.shape[1]} x {pixels.shape[2]}: resize it"
+            )
         patch = self.model.config.patch_size
         down, across = patch if isinstance(patch, Sequence) else (patch, patch)
         grid = (pixels.shape[1] // down, pixels.shape[2] // across)
@@ -213,7 +285,10 @@ class Model:
         if self.tokenizer is None:
             return tuple(str(each) for each in ids)
         tokens = self.tokenizer.convert_ids_to_tokens(list(ids))
-        return tuple(str(each) if token is None else str(token) for each, token in zip(ids, tokens, strict=True))
+        return tuple(
+            str(each) if token is None else str(token)
+            for each, token in zip(ids, tokens, strict=True)
+        )
 
     def focal(self, encoded: Encoded, *, causal: bool) -> int:
         """The position that the prediction comes from, in the graph of `capture`."""
@@ -221,24 +296,47 @@ class Model:
             mask = getattr(self.tokenizer, "mask_token_id", None)
             if mask is None or mask not in encoded.ids:
                 token = getattr(self.tokenizer, "mask_token", None) or "a mask token"
-                raise OptionError(f"a masked LM is explained at its mask, and this text has none; put {token} in it")
+                raise OptionError(
+                    f"a masked LM is explained at its mask, and this text has none; put {token} in it"
+                )
             return encoded.ids.index(mask)
         if self.is_encoder_decoder:
             # BART-like classifiers read the decoder where the *input* ends; its own input is the same, shifted by one
-            ends = [place for place, each in enumerate(encoded.ids) if each == self.model.config.eos_token_id]
+            ends = [
+                place
+                for place, each in enumerate(encoded.ids)
+                if each == self.model.config.eos_token_id
+            ]
             last = len(encoded.decoder_ids) - 1
-            return len(encoded.ids) + (ends[-1] if self.task == "sequence classification" and ends else last)
-        if causal and self.task == "sequence classification":  # decoders read the last token that is no padding
+            return len(encoded.ids) + (
+                ends[-1] if self.task == "sequence classification" and ends else last
+            )
+        if (
+            causal and self.task == "sequence classification"
+        ):  # decoders read the last token that is no padding
             padding = getattr(self.model.config, "pad_token_id", None)
-            return max((place for place, each in enumerate(encoded.ids) if each != padding), default=len(encoded.ids) - 1)
+            return max(
+                (place for place, each in enumerate(encoded.ids) if each != padding),
+                default=len(encoded.ids) - 1,
+            )
         return len(encoded.tokens) - 1 if causal else 0
 
     @cached_property
     def marks(self) -> frozenset[int]:
         """The ids that the tokenizer adds to a text; the unknown word and the mask stand for words."""
-        words = {getattr(self.tokenizer, "unk_token_id", None), getattr(self.tokenizer, "mask_token_id", None)}
-        others = {getattr(self.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "cls", "sep", "pad")}
-        return frozenset(each for each in getattr(self.tokenizer, "all_special_ids", ()) if each not in words or each in others)
+        words = {
+            getattr(self.tokenizer, "unk_token_id", None),
+            getattr(self.tokenizer, "mask_token_id", None),
+        }
+        others = {
+            getattr(self.tokenizer, f"{name}_token_id", None)
+            for name in ("bos", "eos", "cls", "sep", "pad")
+        }
+        return frozenset(
+            each
+            for each in getattr(self.tokenizer, "all_special_ids", ())
+            if each not in words or each in others
+        )
 
     def predict(self, inputs: Any, *, position: int | None = None) -> list[tuple[str, float]]:
         """The most probable label (or next, or masked, token) of each input, with its probability.
@@ -252,9 +350,14 @@ class Model:
         with evaluating(self.model), torch.no_grad():
             for batch in batches(encoded, self.batch_tokens):
                 chosen = [encoded[place] for place in batch]
-                probabilities = self.probabilities(self.logits(self.batch(chosen), [self.reads(each, position) for each in chosen]))
+                probabilities = self.probabilities(
+                    self.logits(self.batch(chosen), [self.reads(each, position) for each in chosen])
+                )
                 best = probabilities.argmax(dim=-1)
-                found |= {place: (self.label(int(best[row])), float(probabilities[row, best[row]])) for row, place in enumerate(batch)}
+                found |= {
+                    place: (self.label(int(best[row])), float(probabilities[row, best[row]]))
+                    for row, place in enumerate(batch)
+                }
         return [found[place] for place in range(len(encoded))]
 
     def reads(self, encoded: Encoded, position: int | None = None) -> int:
@@ -263,7 +366,9 @@ class Model:
             return 0
         offset = len(encoded.ids) if self.is_encoder_decoder else 0
         size = len(encoded.decoder_ids if self.is_encoder_decoder else encoded.ids)
-        chosen = self.focal(encoded, causal=self.is_causal) - offset if position is None else position
+        chosen = (
+            self.focal(encoded, causal=self.is_causal) - offset if position is None else position
+        )
         if not 0 <= chosen < size:
             raise OptionError(f"position must be from 0 to {size - 1}; got {position}")
         return chosen
@@ -277,18 +382,31 @@ class Model:
         import torch
 
         if not hasattr(output, "logits"):
-            raise OptionError(f"{self.name} has no head that predicts; load the model with one, as AutoModelForSequenceClassification does")
-        found: torch.Tensor = output.logits if output.logits.dtype == torch.float64 else output.logits.float()
-        return found[torch.arange(len(found)), torch.tensor(positions)] if found.ndim == 3 else found
+            raise OptionError(
+                f"{self.name} has no head that predicts; load the model with one, as AutoModelForSequenceClassification does"
+            )
+        found: torch.Tensor = (
+            output.logits if output.logits.dtype == torch.float64 else output.logits.float()
+        )
+        return (
+            found[torch.arange(len(found)), torch.tensor(positions)] if found.ndim == 3 else found
+        )
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
         """[sequence, class], in float64: softmax; for a model with one class, or with several that may hold together, each by itself."""
-        alone = logits.shape[-1] == 1 or getattr(self.model.config, "problem_type", None) == "multi_label_classification"
+        alone = (
+            logits.shape[-1] == 1
+            or getattr(self.model.config, "problem_type", None) == "multi_label_classification"
+        )
         return logits.double().sigmoid() if alone else logits.double().softmax(dim=-1)
 
     def target(self, target: int | str) -> int:
         """The number of a class by its number or name; for language models, of a token."""
-        labels = {} if self.task in LANGUAGE else {int(place): str(name) for place, name in self.model.config.id2label.items()}
+        labels = (
+            {}
+            if self.task in LANGUAGE
+            else {int(place): str(name) for place, name in self.model.config.id2label.items()}
+        )
         size = len(labels) or self.model.get_input_embeddings().weight.shape[0]
         if isinstance(target, str):
             found = [place for place, name in labels.items() if name == target] or [
@@ -299,7 +417,11 @@ class Model:
                 return found[0]
             if target.isdecimal() and len(target) < 10:  # no name, so a number
                 return self.target(int(target))
-            known = f"choose from {', '.join(labels.values())}" if labels else "it must be one token of the model's vocabulary"
+            known = (
+                f"choose from {', '.join(labels.values())}"
+                if labels
+                else "it must be one token of the model's vocabulary"
+            )
             raise OptionError(f"unknown target {target!r}; {known}")
         (number,) = integers([target], "target")
         if not 0 <= number < size:
@@ -313,8 +435,18 @@ class Model:
         known = self.tokenizer.get_vocab()
         if target in known:
             return [int(known[target])]
-        ways = [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (f" {target}", target)]
-        return next((way for way in ways if len(way) == 1 and way[0] != getattr(self.tokenizer, "unk_token_id", None)), [])
+        ways = [
+            list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            for text in (f" {target}", target)
+        ]
+        return next(
+            (
+                way
+                for way in ways
+                if len(way) == 1 and way[0] != getattr(self.tokenizer, "unk_token_id", None)
+            ),
+            [],
+        )
 
     def label(self, index: int) -> str:
         """The name of a class, or of a token for language models."""
@@ -334,13 +466,20 @@ class Model:
         arguments = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
         if self.is_encoder_decoder and self.task != "sequence classification":
             ids, mask = padded([encoded.decoder_ids for encoded in inputs], self.padding)
-            arguments |= {"decoder_input_ids": ids.to(device), "decoder_attention_mask": mask.to(device)}
+            arguments |= {
+                "decoder_input_ids": ids.to(device),
+                "decoder_attention_mask": mask.to(device),
+            }
         return arguments
 
     @property
     def padding(self) -> int:
         """The id that stands where there is no token: the model's, which looks for it itself (RoBERTa, decoders that classify)."""
-        known = [getattr(self.model.config, "pad_token_id", None), getattr(self.tokenizer, "pad_token_id", None), 0]
+        known = [
+            getattr(self.model.config, "pad_token_id", None),
+            getattr(self.tokenizer, "pad_token_id", None),
+            0,
+        ]
         size = self.model.get_input_embeddings().weight.shape[0]
         return next(int(each) for each in known if isinstance(each, int) and 0 <= each < size)
 
@@ -372,7 +511,9 @@ def special_tokens(model: Any) -> list[str]:
 
 def are_many(inputs: Any) -> bool:
     """Whether this is a list of inputs; a list of token ids is one input."""
-    return isinstance(inputs, list) and not (inputs and all(isinstance(each, int) for each in inputs))
+    return isinstance(inputs, list) and not (
+        inputs and all(isinstance(each, int) for each in inputs)
+    )
 
 
 def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
@@ -402,7 +543,9 @@ def token_ids(value: Any) -> list[int]:
         if all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
             return [int(each) for each in value]
         if all(isinstance(each, str) for each in value):
-            raise OptionError(f"several texts must be a list of them; got {type(given).__name__}: put them in a list")
+            raise OptionError(
+                f"several texts must be a list of them; got {type(given).__name__}: put them in a list"
+            )
     raise OptionError(f"an input must be a text or token ids; got {type(given).__name__}")
 
 
@@ -411,8 +554,12 @@ def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Ten
     import torch
 
     longest = max(map(len, sequences))
-    ids = torch.tensor([[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences])
-    mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences])
+    ids = torch.tensor(
+        [[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences]
+    )
+    mask = torch.tensor(
+        [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
+    )
     return ids, mask
 
 
@@ -433,6 +580,10 @@ def require_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("models need torch and transformers: pip install 'attnflow[models]'") from error
+        raise MissingExtraError(
+            "models need torch and transformers: pip install 'attnflow[models]'"
+        ) from error
     if find_spec("transformers") is None:
-        raise MissingExtraError("models need torch and transformers: pip install 'attnflow[models]'")
+        raise MissingExtraError(
+            "models need torch and transformers: pip install 'attnflow[models]'"
+        )

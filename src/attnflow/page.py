@@ -45,7 +45,9 @@ def explanation_page(explanation: Explanation) -> str:
     if "weights" not in packed:
         for name in ("raw", "rollout"):
             result = explanation.methods[name]
-            values = np.stack([result.at(explanation.position, layer) for layer in result.layers])[:, None]
+            values = np.stack([result.at(explanation.position, layer) for layer in result.layers])[
+                :, None
+            ]
             rows[name] = given_rows(values, [explanation.position])
     data: Data = {
         "kind": "explanation",
@@ -55,9 +57,16 @@ def explanation_page(explanation: Explanation) -> str:
         "position": explanation.position,
         "normalize": explanation.rollout.normalize,
         "rows": rows,
-        "saturated": None if explanation.flow.saturated is None else mostly(explanation.flow.saturated),
+        "saturated": None
+        if explanation.flow.saturated is None
+        else mostly(explanation.flow.saturated),
         "importance": [
-            {"name": name, "target": each.target, "probability": each.probability, "values": rounded(each.values)}
+            {
+                "name": name,
+                "target": each.target,
+                "probability": each.probability,
+                "values": rounded(each.values),
+            }
             for name, each in explanation.importance.items()
         ],
         "notes": notes,
@@ -78,16 +87,23 @@ def generation_page(generation: Generation) -> str:
     """
     graph = generation.attention.graph()
     packed, notes = packed_weights(generation.attention, graph)
-    results = {"raw": generation.raw().values, "rollout": generation.rollout().values}  # [generated, prompt, layer]
+    results = {
+        "raw": generation.raw().values,
+        "rollout": generation.rollout().values,
+    }  # [generated, prompt, layer]
     saturated = None
     if graph.size <= FLOW_TOKENS:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SaturationWarning)  # the page says so itself, where it is so
+            warnings.simplefilter(
+                "ignore", SaturationWarning
+            )  # the page says so itself, where it is so
             flows = results["flow"] = generation.flow().values
         bound = np.minimum(1.0, graph.edges[0].sum(axis=0))[: generation.size, None]  # [prompt, 1]
         saturated = mostly((flows >= bound - SATURATED).transpose(2, 0, 1))
     else:
-        notes.append(f"Flow is left out of this page above {FLOW_TOKENS} tokens; generation.flow() computes it.")
+        notes.append(
+            f"Flow is left out of this page above {FLOW_TOKENS} tokens; generation.flow() computes it."
+        )
     positions = range(generation.size - 1, graph.size)
     tokens = (*generation.prompt, *generation.tokens)
     data: Data = {
@@ -97,7 +113,10 @@ def generation_page(generation: Generation) -> str:
         "position": generation.size - 1,
         "probabilities": rounded(generation.probabilities),
         "normalize": None,
-        "rows": {name: given_rows(values.transpose(2, 0, 1), positions) for name, values in results.items()},
+        "rows": {
+            name: given_rows(values.transpose(2, 0, 1), positions)
+            for name, values in results.items()
+        },
         "saturated": saturated,
         "importance": [],
         "notes": notes,
@@ -126,7 +145,10 @@ def framed(page: str) -> str:
 
 def pack(array: Array) -> Data:
     """An array as base64 of float16, little endian, with its shape."""
-    return {"shape": list(array.shape), "float16": base64.b64encode(np.ascontiguousarray(array, dtype="<f2").tobytes()).decode()}
+    return {
+        "shape": list(array.shape),
+        "float16": base64.b64encode(np.ascontiguousarray(array, dtype="<f2").tobytes()).decode(),
+    }
 
 
 def given_rows(values: Array, positions: Iterable[int]) -> Data:
@@ -157,7 +179,9 @@ def packed_weights(attention: Attention, graph: AttentionGraph) -> tuple[Data, l
     if attention.heads > 1 and 2 * attention.weights.size <= HEAD_BYTES:
         packed["heads"] = pack(attention.weights)
     elif attention.heads > 1:
-        notes.append(f"The weights of all {attention.heads} heads are too large for a page; their mean is shown.")
+        notes.append(
+            f"The weights of all {attention.heads} heads are too large for a page; their mean is shown."
+        )
     return packed, notes
 
 
@@ -195,6 +219,8 @@ def asset(name: str) -> str:
 
 def assembled(data: Data) -> str:
     """The template with style, script and data in it; the data is put in last, so nothing in it is taken for a place to fill."""
-    page = asset("page.html").replace("{{css}}", asset("page.css")).replace("{{js}}", asset("page.js"))
+    page = (
+        asset("page.html").replace("{{css}}", asset("page.css")).replace("{{js}}", asset("page.js"))
+    )
     before, after = page.split("{{data}}")
     return f"{before}{as_json(data)}{after}"

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 PATIENCE = 2.0  # seconds without a bar
-showing: ContextVar[bool] = ContextVar("showing", default=False)  # work within work shows the outer bar alone
+showing: ContextVar[bool] = ContextVar(
+    "showing", default=False
+)  # work within work shows the outer bar alone
 
 
 @contextmanager
@@ -21,7 +23,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
     bar = Progress(console=Console(stderr=True), transient=True)
     task = bar.add_task(title, total=None)
-    start = threading.Timer(PATIENCE, bar.start)  # by a thread of its own: compiling kernels tells nothing for seconds
+    start = threading.Timer(
+        PATIENCE, bar.start
+    )  # by a thread of its own: compiling kernels tells nothing for seconds
     start.daemon = True
     start.start()
     token = showing.set(True)

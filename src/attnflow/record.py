@@ -14,7 +14,9 @@ from attnflow.attention import FUSIONS, Attention
 from attnflow.errors import CaptureError, MissingExtraError, OptionError
 from attnflow.graph import Array, integers
 
-BLOCK = 2**22  # numbers that one block of queries may hold in [batch, head, query, key]: 16 MB of float32
+BLOCK = (
+    2**22
+)  # numbers that one block of queries may hold in [batch, head, query, key]: 16 MB of float32
 ROW_TOLERANCE = 1e-4  # how far from 1 a recorded row may sum
 HIDDEN = -1e4  # a float padding mask hides a key at this value and below: no score brings it back
 
@@ -26,7 +28,9 @@ class Recording:
     name: str  # qualified module name, "layers.0.self_attn"; "" for the recorded module itself
     weights: Array  # [batch, head, query, key], head axis 1 if fused; float32, float64 for a float64 module
     padding: npt.NDArray[np.bool_] | None  # [batch, key], True: a padded key
-    sink: Array | None  # [batch, query], mean over heads: the share of bias_k and the zero key, which are no tokens
+    sink: (
+        Array | None
+    )  # [batch, query], mean over heads: the share of bias_k and the zero key, which are no tokens
     fused: str | None  # how heads were fused
     self_attention: bool  # queries and keys are the same sequence
     forward_pass: int  # of the recorded module inside the with-block, from 0
@@ -38,20 +42,33 @@ class Recordings(list[Recording]):
     passes = 0  # forward passes begun inside the with-block
 
     def attention(
-        self, sequence: int = 0, tokens: Iterable[str] | None = None, *, names: str = "", forward_pass: int | None = None
+        self,
+        sequence: int = 0,
+        tokens: Iterable[str] | None = None,
+        *,
+        names: str = "",
+        forward_pass: int | None = None,
     ) -> Attention:
         """The self-attention calls as the layers of one `Attention`, for one sequence of the batch, its padding cut away.
 
         tokens: one name a position, with or without those of padded positions. names: only calls whose name starts so; a * stands for
         anything, as in "decoder.layers.*.self_attn". forward_pass: which one, if several ran inside the with-block.
         """
-        calls = [call for call in self if fnmatchcase(call.name, f"{names}*") and forward_pass in (None, call.forward_pass)]
+        calls = [
+            call
+            for call in self
+            if fnmatchcase(call.name, f"{names}*") and forward_pass in (None, call.forward_pass)
+        ]
         if not calls:
             which = "" if forward_pass is None else f" in forward pass {forward_pass}"
-            raise CaptureError(f"no recorded call has a name that starts with {names!r}{which}; recorded: {listed(self)}")
+            raise CaptureError(
+                f"no recorded call has a name that starts with {names!r}{which}; recorded: {listed(self)}"
+            )
         passes = sorted({call.forward_pass for call in calls})
         if len(passes) > 1:
-            raise CaptureError(f"these calls are of {len(passes)} forward passes; pick one, as attention(forward_pass={passes[-1]})")
+            raise CaptureError(
+                f"these calls are of {len(passes)} forward passes; pick one, as attention(forward_pass={passes[-1]})"
+            )
         cross = [call for call in calls if not call.self_attention]
         if cross:
             raise CaptureError(
@@ -67,7 +84,9 @@ class Recordings(list[Recording]):
         (sequence,) = integers([sequence], "sequence")
         batch = min(len(call.weights) for call in calls)
         if not 0 <= sequence < batch:
-            raise OptionError(f"sequence must be from 0 to {batch - 1}, its place in the batch; got {sequence}")
+            raise OptionError(
+                f"sequence must be from 0 to {batch - 1}, its place in the batch; got {sequence}"
+            )
         real = np.ones(lengths[0], bool)
         for call in calls:
             if call.padding is not None:
@@ -76,8 +95,14 @@ class Recordings(list[Recording]):
             raise CaptureError(f"sequence {sequence} is padding alone; pick one that has tokens")
         if tokens is not None and not isinstance(tokens, str):
             tokens = list(tokens)
-            tokens = [token for token, kept in zip(tokens, real, strict=True) if kept] if len(tokens) == len(real) else tokens
-        sinks = [np.zeros(len(real)) if call.sink is None else call.sink[sequence] for call in calls]
+            tokens = (
+                [token for token, kept in zip(tokens, real, strict=True) if kept]
+                if len(tokens) == len(real)
+                else tokens
+            )
+        sinks = [
+            np.zeros(len(real)) if call.sink is None else call.sink[sequence] for call in calls
+        ]
         return Attention(
             [call.weights[sequence][:, real][:, :, real] for call in calls],
             tokens=tokens,
@@ -107,8 +132,14 @@ def record(module: Any, *, heads: str | None = "mean") -> Iterator[Recordings]:
     if not isinstance(module, nn.Module):
         raise OptionError(f"record takes a torch.nn.Module; got {type(module).__name__}")
     if heads is not None and heads not in FUSIONS:
-        raise OptionError(f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, or None to keep every head")
-    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention)]
+        raise OptionError(
+            f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, or None to keep every head"
+        )
+    parts = [
+        (name, part)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.MultiheadAttention)
+    ]
     if not parts:
         raise CaptureError(
             f"record reads nn.MultiheadAttention, and this {type(module).__name__} has none;"
@@ -128,7 +159,11 @@ def record(module: Any, *, heads: str | None = "mean") -> Iterator[Recordings]:
                     f"{name or 'the module'!r} is a {type(part).__name__} with a forward of its own, whose weights record cannot know;"
                     " use nn.MultiheadAttention, or af.Attention for weights that you have"
                 )
-            layers = [each for each in module.modules() if isinstance(each, nn.TransformerEncoderLayer) and each.self_attn is part]
+            layers = [
+                each
+                for each in module.modules()
+                if isinstance(each, nn.TransformerEncoderLayer) and each.self_attn is part
+            ]
             watch = Watch(part, name, layers, heads, recordings)
             patch(patches, part, "forward", watch.forward)
             patch(patches, part, "merge_masks", watch.merge_masks)
@@ -159,8 +194,16 @@ class Watch:
     call self_attn.merge_masks with its input and masks. So a merge_masks that comes from outside of forward is a fused layer.
     """
 
-    def __init__(self, module: Any, name: str, layers: list[Any], heads: str | None, recordings: Recordings) -> None:
-        self.module, self.name, self.layers, self.heads, self.recordings = module, name, layers, heads, recordings
+    def __init__(
+        self, module: Any, name: str, layers: list[Any], heads: str | None, recordings: Recordings
+    ) -> None:
+        self.module, self.name, self.layers, self.heads, self.recordings = (
+            module,
+            name,
+            layers,
+            heads,
+            recordings,
+        )
         self.original_forward, self.original_merge_masks = module.forward, module.merge_masks
         self.inside = self.native = False
 
@@ -174,25 +217,51 @@ class Watch:
         given.apply_defaults()
         call = given.arguments
         # here torch believes the hint and does not look at attn_mask; everywhere else it takes the mask and forgets the hint
-        hint = call["is_causal"] and call["key_padding_mask"] is None and not call["need_weights"] and not self.native
-        self.note(call["query"], call["key"], call["attn_mask"], call["key_padding_mask"], hint=hint)
+        hint = (
+            call["is_causal"]
+            and call["key_padding_mask"] is None
+            and not call["need_weights"]
+            and not self.native
+        )
+        self.note(
+            call["query"], call["key"], call["attn_mask"], call["key_padding_mask"], hint=hint
+        )
         return output
 
     def merge_masks(self, attn_mask: Any, key_padding_mask: Any, query: Any) -> Any:
         merged = self.original_merge_masks(attn_mask, key_padding_mask, query)
         if self.inside:
-            self.native = self.module.in_proj_bias is not None  # without biases, forward turns back to the slow path
+            self.native = (
+                self.module.in_proj_bias is not None
+            )  # without biases, forward turns back to the slow path
             return merged
         if len(self.layers) != 1:
             raise CaptureError(
                 f"{self.name or 'the module'!r} runs inside {len(self.layers)} recorded layers; record the one layer around it"
             )
         # the fused kernel takes masks as bool: it hides every key whose mask is not 0, also where a float mask means a bias
-        attn_mask, key_padding_mask = (None if mask is None else mask != 0 for mask in (attn_mask, key_padding_mask))
-        self.note(query, query, attn_mask, key_padding_mask, norm=self.layers[0].norm1 if self.layers[0].norm_first else None)
+        attn_mask, key_padding_mask = (
+            None if mask is None else mask != 0 for mask in (attn_mask, key_padding_mask)
+        )
+        self.note(
+            query,
+            query,
+            attn_mask,
+            key_padding_mask,
+            norm=self.layers[0].norm1 if self.layers[0].norm_first else None,
+        )
         return merged
 
-    def note(self, query: Any, key: Any, attn_mask: Any, key_padding_mask: Any, *, hint: bool = False, norm: Any = None) -> None:
+    def note(
+        self,
+        query: Any,
+        key: Any,
+        attn_mask: Any,
+        key_padding_mask: Any,
+        *,
+        hint: bool = False,
+        norm: Any = None,
+    ) -> None:
         """Record one call, from what entered it. norm: the layer norm that the fused kernel applies first."""
         torch = import_torch()
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
@@ -200,7 +269,9 @@ class Watch:
             if nested:
                 lengths = torch.tensor([len(each) for each in query.unbind()], device=query.device)
                 query = key = query.to_padded_tensor(0.0)
-                key_padding_mask = torch.arange(query.shape[1], device=query.device)[None] >= lengths[:, None]
+                key_padding_mask = (
+                    torch.arange(query.shape[1], device=query.device)[None] >= lengths[:, None]
+                )
             elif query.dim() == 2:
                 query, key = query[None], key[None]
                 key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
@@ -211,11 +282,23 @@ class Watch:
             if padding is not None and padding.is_floating_point():
                 padding = padding <= HIDDEN
             if norm is not None:
-                query = key = torch.nn.functional.layer_norm(query, query.shape[-1:], norm.weight, norm.bias, norm.eps)
-            idle = padding if same else None  # padded queries: nothing reads their rows, and a mask may leave them without a key
+                query = key = torch.nn.functional.layer_norm(
+                    query, query.shape[-1:], norm.weight, norm.bias, norm.eps
+                )
+            idle = (
+                padding if same else None
+            )  # padded queries: nothing reads their rows, and a mask may leave them without a key
             place = f"{self.name or 'the module'!r}, call {len(self.recordings)}"
             weights, sink = attention_weights(
-                self.module, query, key, attn_mask, key_padding_mask, hint=hint, idle=idle, heads=self.heads, place=place
+                self.module,
+                query,
+                key,
+                attn_mask,
+                key_padding_mask,
+                hint=hint,
+                idle=idle,
+                heads=self.heads,
+                place=place,
             )
             if nested:  # the module computed no row for them
                 weights.masked_fill_(padding.cpu()[:, None, :, None], 0.0)
@@ -233,7 +316,16 @@ class Watch:
 
 
 def attention_weights(
-    module: Any, query: Any, key: Any, attn_mask: Any, key_padding_mask: Any, *, hint: bool, idle: Any, heads: str | None, place: str
+    module: Any,
+    query: Any,
+    key: Any,
+    attn_mask: Any,
+    key_padding_mask: Any,
+    *,
+    hint: bool,
+    idle: Any,
+    heads: str | None,
+    place: str,
 ) -> tuple[Any, Any]:
     """[batch, head or 1, query, key] and, where the module adds keys that are no tokens, their share [batch, query].
 
@@ -241,28 +333,41 @@ def attention_weights(
     nobody reads, 0 where they are undefined. place: names the call in errors.
     """
     torch = import_torch()
-    linear, dtype = torch.nn.functional.linear, torch.float64 if query.dtype == torch.float64 else torch.float32
+    linear, dtype = (
+        torch.nn.functional.linear,
+        torch.float64 if query.dtype == torch.float64 else torch.float32,
+    )
     batch, length, size, count = len(query), query.shape[1], key.shape[1], module.num_heads
 
     if module.in_proj_weight is None:
         by_query, by_key = module.q_proj_weight, module.k_proj_weight
     else:
         by_query, by_key, _ = module.in_proj_weight.chunk(3)
-    for_query, for_key, _ = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.to(dtype).chunk(3)
+    for_query, for_key, _ = (
+        (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.to(dtype).chunk(3)
+    )
     q = linear(query.to(dtype), by_query.to(dtype), for_query)  # [batch, query, embed]
     k = linear(key.to(dtype), by_key.to(dtype), for_key)  # [batch, key, embed]
     if module.bias_k is not None:
         k = torch.cat([k, module.bias_k.to(dtype).expand(batch, 1, -1)], dim=1)
     if module.add_zero_attn:
         k = torch.cat([k, torch.zeros_like(k[:, :1])], dim=1)
-    q, k = (each.unflatten(-1, (count, -1)).transpose(1, 2) for each in (q, k))  # [batch, head, position, dim]
+    q, k = (
+        each.unflatten(-1, (count, -1)).transpose(1, 2) for each in (q, k)
+    )  # [batch, head, position, dim]
     q = q * q.shape[-1] ** -0.5
 
     masks = []  # each [batch or 1, head or 1, query, key]
     if hint:  # hides the added keys too
-        masks.append(torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).triu(1)[None, None])
+        masks.append(
+            torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).triu(1)[None, None]
+        )
     elif attn_mask is not None:
-        masks.append(attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.reshape(batch, count, length, size))
+        masks.append(
+            attn_mask[None, None]
+            if attn_mask.dim() == 2
+            else attn_mask.reshape(batch, count, length, size)
+        )
     if key_padding_mask is not None:
         masks.append(key_padding_mask[:, None, None].expand(-1, -1, length, -1))
 
@@ -273,7 +378,9 @@ def attention_weights(
         scores = q[:, :, rows] @ k.transpose(-2, -1)  # [batch, head, block, key and added keys]
         for mask in masks:
             seen = scores[..., : mask.shape[-1]]
-            seen.masked_fill_(mask[:, :, rows], -torch.inf) if mask.dtype == torch.bool else seen.add_(mask[:, :, rows])
+            seen.masked_fill_(
+                mask[:, :, rows], -torch.inf
+            ) if mask.dtype == torch.bool else seen.add_(mask[:, :, rows])
         part = torch.softmax(scores, dim=-1)
         if sink is not None:
             sink[:, rows] = part[..., size:].sum(-1).mean(1)
@@ -281,7 +388,11 @@ def attention_weights(
         if heads is not None:
             part = {"mean": part.mean, "max": part.amax, "min": part.amin}[heads](1, keepdim=True)
         if heads == "min" and length == size:  # where heads share no key, the query looks at itself
-            part = part + (part.sum(-1, keepdim=True) == 0) * torch.eye(size, dtype=dtype, device=q.device)[rows]
+            part = (
+                part
+                + (part.sum(-1, keepdim=True) == 0)
+                * torch.eye(size, dtype=dtype, device=q.device)[rows]
+            )
         if heads in ("max", "min"):
             part = part / part.sum(-1, keepdim=True)
         sums = part.sum(-1)  # [batch, head or 1, block]
@@ -293,7 +404,9 @@ def attention_weights(
             sequence, head, row = wrong.nonzero()[0].tolist()
             where = f"{place}: query {rows.start + row} of sequence {sequence}"
             if (scores[sequence, :, row, :size] == -torch.inf).all(-1).any():  # in any head
-                raise CaptureError(f"{where} sees no key, so that its weights are NaN; give a mask that leaves every query one key")
+                raise CaptureError(
+                    f"{where} sees no key, so that its weights are NaN; give a mask that leaves every query one key"
+                )
             raise CaptureError(
                 f"{where}: weights must sum to 1 within {ROW_TOLERANCE:g}; got {float(sums[sequence, head, row]):.6g};"
                 " look for NaN or infinity in the module's input and parameters"
@@ -305,7 +418,11 @@ def attention_weights(
 def listed(calls: Iterable[Recording]) -> str:
     """The names of calls, once each, not more than fit in a line."""
     names = list(dict.fromkeys(call.name or "the module itself" for call in calls))
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names else "none"
+    return (
+        ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        if names
+        else "none"
+    )
 
 
 def import_torch() -> Any:

@@ -51,20 +51,29 @@ class TokenAttention:
         layer = max(self.layers) if layer is None else layer
         (layer,), (position,) = integers([layer], "layer"), integers([position], "position")
         if layer not in self.layers:
-            raise OptionError(f"layer {layer} was not computed; this result has layers {listed(self.layers)}")
+            raise OptionError(
+                f"layer {layer} was not computed; this result has layers {listed(self.layers)}"
+            )
         if position not in self.positions:
-            raise OptionError(f"position {position} was not computed; this result has positions {listed(self.positions)}")
+            raise OptionError(
+                f"position {position} was not computed; this result has positions {listed(self.positions)}"
+            )
         row: Floats = self.values[self.layers.index(layer), self.positions.index(position)]
         return row
 
-    def top(self, k: int = 5, *, position: int | None = None, layer: int | None = None) -> list[tuple[int, str, float]]:
+    def top(
+        self, k: int = 5, *, position: int | None = None, layer: int | None = None
+    ) -> list[tuple[int, str, float]]:
         """The k strongest keys of a row, as (key, token, value); of the first position computed, or the last if causal, by default."""
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise OptionError(f"top takes a whole number, at least 1; got {k!r}")
         if position is None:
             position = self.positions[-1 if self.causal else 0]
         row = self.at(position, layer)
-        return [(int(key), self.tokens[key], float(row[key])) for key in np.argsort(-row, kind="stable")[:k]]
+        return [
+            (int(key), self.tokens[key], float(row[key]))
+            for key in np.argsort(-row, kind="stable")[:k]
+        ]
 
     def by_word(self) -> "TokenAttention":
         """The same with the tokens of each word summed over keys; a token that belongs to no word stands alone."""
@@ -78,7 +87,9 @@ class TokenAttention:
         try:
             import pandas
         except ImportError as error:
-            raise MissingExtraError("to_pandas needs pandas: pip install 'attnflow[pandas]'") from error
+            raise MissingExtraError(
+                "to_pandas needs pandas: pip install 'attnflow[pandas]'"
+            ) from error
         layers, queries, keys = self.values.shape
         columns = {
             "layer": np.repeat(self.layers, queries * keys),
@@ -93,13 +104,17 @@ class TokenAttention:
     def rows(self) -> Iterator[tuple[int, int, str, int, str, float]]:
         """(layer, position, query, key, token, value) for each value."""
         for matrix, layer in zip(self.values, self.layers, strict=True):
-            for row, position, query in zip(matrix.tolist(), self.positions, self.queries, strict=True):
+            for row, position, query in zip(
+                matrix.tolist(), self.positions, self.queries, strict=True
+            ):
                 for key, (token, value) in enumerate(zip(self.tokens, row, strict=True)):
                     yield layer, position, query, key, token, value
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write .csv (one line a value), .json or .npz, by the ending of the name."""
-        return by_ending(path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz})
+        return by_ending(
+            path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
+        )
 
     def _write_csv(self, file: IO[bytes]) -> None:
         write_csv(file, ["layer", "position", "query", "key", "token", "value"], self.rows())
@@ -166,7 +181,9 @@ class MaxFlow:
 def words_of(words: Sequence[int | None] | None) -> list[list[int]]:
     """The positions of each word, from each token's word; a token that belongs to no word stands alone."""
     if words is None:
-        raise OptionError("this result has no words: give Attention(words=[...]), the number of each token's word")
+        raise OptionError(
+            "this result has no words: give Attention(words=[...]), the number of each token's word"
+        )
     groups: list[list[int]] = []
     for place, word in enumerate(words):
         if groups and word is not None and word == words[groups[-1][-1]]:

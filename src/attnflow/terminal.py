@@ -40,7 +40,13 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
 
 
 # the colours of the page and of the figures' heat maps (ColorBrewer's Blues), each with a mark for a terminal without colour
-SHADES = [(" ", ""), ("░", "#000000 on #deebf7"), ("▒", "#000000 on #9ecae1"), ("▓", "#000000 on #4292c6"), ("█", "#ffffff on #08519c")]
+SHADES = [
+    (" ", ""),
+    ("░", "#000000 on #deebf7"),
+    ("▒", "#000000 on #9ecae1"),
+    ("▓", "#000000 on #4292c6"),
+    ("█", "#ffffff on #08519c"),
+]
 ASCII = {" ": " ", "░": ".", "▒": ":", "▓": "+", "█": "#"}
 
 
@@ -49,14 +55,20 @@ def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float])
     strip = Text()
     largest = max(values, default=0.0)
     for token, value in zip(tokens, values, strict=True):
-        shade = SHADES[min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0]
-        strip.append_text(shaded(console, printable(token).replace("Ġ", "").replace("▁", ""), shade)).append(" ")
+        shade = SHADES[
+            min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0
+        ]
+        strip.append_text(
+            shaded(console, printable(token).replace("Ġ", "").replace("▁", ""), shade)
+        ).append(" ")
     return strip
 
 
 def printable(token: str) -> str:
     """A token as a terminal may show it: what is no character to be seen is escaped."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in token)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in token
+    )
 
 
 @contextmanager
@@ -69,7 +81,9 @@ def notes() -> Iterator[None]:
         Console(stderr=True).print(Text(f"note: {warning.message}", style="yellow"))
 
 
-def print_explanation(console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False) -> None:
+def print_explanation(
+    console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
+) -> None:
     """The prediction, then one strip of tokens for each method and importance, with its strongest token at the end."""
     shown = max(explanation.raw.layers) if layer is None else layer
     scores = explanation.scores(shown, by_word=by_word)
@@ -79,7 +93,12 @@ def print_explanation(console: Console, explanation: Explanation, *, layer: int 
         label, probability = explanation.prediction
         console.print(Text(f"{printable(label)}, with probability {probability:.3f}"))
     token = printable(explanation.tokens[explanation.position])
-    console.print(Text(f"what position {explanation.position}, {token}, of layer {shown} looks at:", style="dim"))
+    console.print(
+        Text(
+            f"what position {explanation.position}, {token}, of layer {shown} looks at:",
+            style="dim",
+        )
+    )
     width = max(map(len, scores))
     for name, (tokens, values) in scores.items():
         best = int(values.argmax())

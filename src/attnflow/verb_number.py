@@ -62,8 +62,12 @@ class SelfAttention(nn.Module):
     def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         """state: [sequence, position, width]; returns the same, and the weights [sequence, head, query, key]."""
         sequences, positions, width = state.shape
-        projected = self.query_key_value(state).view(sequences, positions, 3, self.heads, width // self.heads)
-        query, key, value = projected.permute(2, 0, 3, 1, 4)  # each [sequence, head, position, width of a head]
+        projected = self.query_key_value(state).view(
+            sequences, positions, 3, self.heads, width // self.heads
+        )
+        query, key, value = projected.permute(
+            2, 0, 3, 1, 4
+        )  # each [sequence, head, position, width of a head]
         scores = query @ key.transpose(2, 3) * (width // self.heads) ** -0.5
         if padding is not None:
             scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
@@ -81,7 +85,9 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.attention = SelfAttention(config)
         self.feed_forward_norm = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -98,7 +104,9 @@ class VerbNumber(nn.Module):
     def __init__(self, config: VerbNumberConfig) -> None:
         super().__init__()
         self.config = config
-        self.token_embedding = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.token_embedding = nn.Embedding(
+            config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id
+        )
         self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
@@ -110,16 +118,27 @@ class VerbNumber(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False) -> Output:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Output:
         """input_ids, attention_mask (0 where there is no token): [sequence, position]."""
         state, attentions = self.states(input_ids, attention_mask)
-        return Output(self.classifier(state[:, 0]), tuple(attentions) if output_attentions else None)
+        return Output(
+            self.classifier(state[:, 0]), tuple(attentions) if output_attentions else None
+        )
 
-    def states(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+    def states(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         """The final states [sequence, position, width], and each layer's attention weights."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         state = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))
-        padding = None if attention_mask is None else (attention_mask == 0)[:, None, None, :]  # no query sees these keys
+        padding = (
+            None if attention_mask is None else (attention_mask == 0)[:, None, None, :]
+        )  # no query sees these keys
         attentions = []
         for block in self.blocks:
             state, weights = block(state, padding)
@@ -144,7 +163,9 @@ class VerbNumber(nn.Module):
 # ---- words ----------------------------------------------------------------------------------------------------------------------
 
 # a text is cut as the Penn Treebank cuts it: "it's" is "it" and "'s", "don't" is "do" and "n't", punctuation stands alone
-PIECES = re.compile(r"n't\b|'(?:s|m|d|re|ve|ll)\b|\w+(?=n't\b)|\w+(?:[-.]\w+)*|``|''|--|\.\.\.|\S", re.IGNORECASE)
+PIECES = re.compile(
+    r"n't\b|'(?:s|m|d|re|ve|ll)\b|\w+(?=n't\b)|\w+(?:[-.]\w+)*|``|''|--|\.\.\.|\S", re.IGNORECASE
+)
 QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-"})
 # the class of a word that the vocabulary lacks: the first rule that fits it, as the data writes rare words
 CLASSES = (
@@ -154,7 +175,10 @@ CLASSES = (
     ("RB", re.compile(r".{2,}ly")),
     ("JJ", re.compile(r".{2,}(?:ous|ful|less|able|ible|ive|ish|ical|ial|ic|ary|ese)|.{3,}al")),
     ("NN", re.compile(r".*(?:ss|us|is)")),
-    ("NNS", re.compile(r".{2,}s|.*(?:men|people|folk|children|mice|feet|teeth|geese)|.{2,}(?:ae|eaux)")),
+    (
+        "NNS",
+        re.compile(r".{2,}s|.*(?:men|people|folk|children|mice|feet|teeth|geese)|.{2,}(?:ae|eaux)"),
+    ),
 )
 
 
@@ -215,7 +239,9 @@ class Vocabulary:
     def __init__(self, words: Iterable[str]) -> None:
         self.words = tuple(words)
         if self.words[: len(SPECIAL)] != SPECIAL or len(set(self.words)) != len(self.words):
-            raise FileError(f"a vocabulary must begin with {', '.join(SPECIAL)} and name each word once; got {self.words[:3]}")
+            raise FileError(
+                f"a vocabulary must begin with {', '.join(SPECIAL)} and name each word once; got {self.words[:3]}"
+            )
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -225,17 +251,31 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.words)
 
-    def __call__(self, text: str, *, truncation: bool = False, max_length: int | None = None, **_: Any) -> Encoding:
+    def __call__(
+        self, text: str, *, truncation: bool = False, max_length: int | None = None, **_: Any
+    ) -> Encoding:
         """CLS and the ids of a text's words; from its start, if it is cut."""
         words = pieces(text)
         found = [self.known(word, first=not place) for place, word in enumerate(words)]
-        names = [each if each in (word, word.lower()) else f"{word}/{each}" for word, each in zip(words, found, strict=True)]
+        names = [
+            each if each in (word, word.lower()) else f"{word}/{each}"
+            for word, each in zip(words, found, strict=True)
+        ]
         end = max_length if truncation else None
-        return Encoding([self.cls_token_id, *(self.ids[each] for each in found)][:end], [CLS, *names][:end])
+        return Encoding(
+            [self.cls_token_id, *(self.ids[each] for each in found)][:end], [CLS, *names][:end]
+        )
 
     def known(self, word: str, *, first: bool = False) -> str:
         """The word itself, else lower-cased, else its class, else UNK: whichever the model knows."""
-        return next((each for each in (word, word.lower(), word_class(word, first=first)) if each in self.ids), UNK)
+        return next(
+            (
+                each
+                for each in (word, word.lower(), word_class(word, first=first))
+                if each in self.ids
+            ),
+            UNK,
+        )
 
     def ids_of(self, words: Iterable[str]) -> list[int]:
         """The ids of words that are cut already, without CLS."""
@@ -257,9 +297,18 @@ def save(model: VerbNumber, vocabulary: Vocabulary, folder: Path) -> None:
     """Write weights in float16, vocabulary and size to a folder, each file beside its name first; the weights last."""
     from safetensors.torch import save as to_bytes
 
-    weights = {name: weight.detach().to("cpu", torch.float16).contiguous() for name, weight in model.state_dict().items()}
-    write_file(folder / "vocabulary.txt", lambda file: file.write("".join(f"{word}\n" for word in vocabulary.words).encode()))
-    write_file(folder / "config.json", lambda file: file.write(json.dumps(asdict(model.config), indent=1).encode()))
+    weights = {
+        name: weight.detach().to("cpu", torch.float16).contiguous()
+        for name, weight in model.state_dict().items()
+    }
+    write_file(
+        folder / "vocabulary.txt",
+        lambda file: file.write("".join(f"{word}\n" for word in vocabulary.words).encode()),
+    )
+    write_file(
+        folder / "config.json",
+        lambda file: file.write(json.dumps(asdict(model.config), indent=1).encode()),
+    )
     write_file(folder / "model.safetensors", lambda file: file.write(to_bytes(weights)))
 
 
@@ -272,9 +321,16 @@ def load(folder: str | os.PathLike[str]) -> tuple[VerbNumber, Vocabulary]:
     try:
         options = json.loads((place / "config.json").read_text(encoding="utf-8"))
         options["id2label"] = {int(number): label for number, label in options["id2label"].items()}
-        vocabulary = Vocabulary((place / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1])
+        vocabulary = Vocabulary(
+            (place / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        )
         model = VerbNumber(VerbNumberConfig(**options))
-        model.load_state_dict({name: weight.float() for name, weight in load_file(place / "model.safetensors").items()})
+        model.load_state_dict(
+            {
+                name: weight.float()
+                for name, weight in load_file(place / "model.safetensors").items()
+            }
+        )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         if isinstance(error, FileError):
             raise

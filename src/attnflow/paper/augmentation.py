@@ -23,7 +23,18 @@ within through between among without before until according due to
 """
 JOINTS = "because while where but although since whereas ; though when if whether"
 # verbs whose form tells their number; after these words, have and do are infinitives
-INNER = {"is": 0, "has": 0, "was": 0, "does": 0, "VBZ": 0, "are": 1, "have": 1, "were": 1, "do": 1, "VBP": 1}
+INNER = {
+    "is": 0,
+    "has": 0,
+    "was": 0,
+    "does": 0,
+    "VBZ": 0,
+    "are": 1,
+    "have": 1,
+    "were": 1,
+    "do": 1,
+    "VBP": 1,
+}
 BARE = "to will would could should can may might must shall 'll 'd do does did let not n't cannot there"
 
 
@@ -36,7 +47,13 @@ class Mixture:
     hard: float = 0.51  # sentences with attractors
     grammar: float = 0.04
     variants: Mapping[str, float] = field(
-        default_factory=lambda: {"plain": 0.45, "unattract": 0.15, "cut": 0.1, "flip": 0.12, "flip_all": 0.18}
+        default_factory=lambda: {
+            "plain": 0.45,
+            "unattract": 0.15,
+            "cut": 0.1,
+            "flip": 0.12,
+            "flip_all": 0.18,
+        }
     )
     flipped: float = 0.2  # natural sentences whose one noun changes its number
     introduced: float = 0.2  # short sentences that come after the beginning of another
@@ -55,7 +72,10 @@ def parse(sentence: Sentence, lexicon: Lexicon) -> Parsed | None:
     """The subject of a sentence with attractors: the last noun of the verb's number, if as many nouns follow it as were counted."""
     places = [place for place, word in enumerate(sentence.words) if word in lexicon.number]
     number = LABELS.index(sentence.label)
-    subject = next((place for place in reversed(places) if lexicon.number[sentence.words[place]] == number), None)
+    subject = next(
+        (place for place in reversed(places) if lexicon.number[sentence.words[place]] == number),
+        None,
+    )
     if subject is None:
         return None
     after = [place for place in places if place > subject]
@@ -82,7 +102,11 @@ def flip_simple(sentence: Sentence, lexicon: Lexicon) -> Sentence | None:
     """A natural sentence with its one noun and its label flipped; nothing if it is not that simple."""
     words = list(sentence.words)
     places = lexicon.heads(words)
-    if len(places) != 1 or LABELS[lexicon.number[words[places[0]]]] != sentence.label or len(words) - places[0] > 3:
+    if (
+        len(places) != 1
+        or LABELS[lexicon.number[words[places[0]]]] != sentence.label
+        or len(words) - places[0] > 3
+    ):
         return None
     if any(word in EDGE - {"in", "as"} for word in words[max(0, places[0] - 4) : places[0]]):
         return None
@@ -102,7 +126,12 @@ def inner_sentences(sentences: Sequence[Sentence]) -> list[Sentence]:
     for sentence in sentences:
         for place, word in enumerate(sentence.words):
             before = sentence.words[:place]
-            if not before or word not in INNER or before in known or before[-1] in ("there", "i", "you"):
+            if (
+                not before
+                or word not in INNER
+                or before in known
+                or before[-1] in ("there", "i", "you")
+            ):
                 continue
             if not (word in ("have", "do") and bare & set(before[-3:])):
                 found.add(Sentence(before, LABELS[INNER[word]], "inner"))
@@ -123,7 +152,9 @@ def introductions(sentences: Iterable[Sentence]) -> list[tuple[str, ...]]:
 # ---- the stream -----------------------------------------------------------------------------------------------------------------
 
 
-def training_stream(sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, chance: random.Random) -> Iterator[Sentence]:
+def training_stream(
+    sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, chance: random.Random
+) -> Iterator[Sentence]:
     """Sentences without end; none that the split puts on another side than train."""
     openings = introductions(sentences)
     for sentence in variants(sentences, lexicon, mixture, chance):
@@ -134,14 +165,21 @@ def training_stream(sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mi
             yield sentence
 
 
-def variants(sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, chance: random.Random) -> Iterator[Sentence]:
+def variants(
+    sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, chance: random.Random
+) -> Iterator[Sentence]:
     """Sentences without end, by source and variant; each source is gone through before it begins anew."""
-    sources: dict[str, Sequence[Sentence]] = {"inner": inner_sentences(sentences), "hard": [each for each in sentences if each.attractors]}
+    sources: dict[str, Sequence[Sentence]] = {
+        "inner": inner_sentences(sentences),
+        "hard": [each for each in sentences if each.attractors],
+    }
     for name in dict.fromkeys(each.source for each in sentences if not each.attractors):
         sources[name] = [each for each in sentences if each.source == name and not each.attractors]
     natural = mixture.natural / max(1, len(sources) - 2)
     shares = {"inner": mixture.inner, "hard": mixture.hard}
-    weights = {name: shares.get(name, natural) for name, found in sources.items() if found} | {"grammar": mixture.grammar}
+    weights = {name: shares.get(name, natural) for name, found in sources.items() if found} | {
+        "grammar": mixture.grammar
+    }
     parsed = {each: parse(each, lexicon) for each in sources["hard"]}
     nouns = nouns_by_number(lexicon)
     decks: dict[str, list[Sentence]] = {name: [] for name in sources}
@@ -160,24 +198,71 @@ def variants(sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, 
             elif found is not None:
                 yield variant(found, kind, lexicon)
         else:
-            yield (flip_simple(sentence, lexicon) if chance.random() < mixture.flipped else None) or sentence
+            yield (
+                flip_simple(sentence, lexicon) if chance.random() < mixture.flipped else None
+            ) or sentence
 
 
 # ---- what is rare in the data ---------------------------------------------------------------------------------------------------
 
-DETERMINER = ("the the the a this that his her every each another my", "the the the some these those his her many several two my all")
-PREPOSITION = ["of", "in", "near", "with", "behind", "to", "for", "from", "beside", "under", "by", "on", "at", "about"]
-VERBS = ["like", "see", "know", "want", "use", "help", "find", "follow", "support", "call", "lead", "need"]
+DETERMINER = (
+    "the the the a this that his her every each another my",
+    "the the the some these those his her many several two my all",
+)
+PREPOSITION = [
+    "of",
+    "in",
+    "near",
+    "with",
+    "behind",
+    "to",
+    "for",
+    "from",
+    "beside",
+    "under",
+    "by",
+    "on",
+    "at",
+    "about",
+]
+VERBS = [
+    "like",
+    "see",
+    "know",
+    "want",
+    "use",
+    "help",
+    "find",
+    "follow",
+    "support",
+    "call",
+    "lead",
+    "need",
+]
 PRONOUN = (("he", "she", "it"), ("i", "you", "we", "they"))
-QUANTIFIED = (("each of", "one of", "neither of", "every one of"), ("all of", "many of", "most of", "some of", "both of", "a number of"))
-KINDS = ["prepositions", "prepositions", "subject", "object", "object", "both", "pronoun", "quantified"]
+QUANTIFIED = (
+    ("each of", "one of", "neither of", "every one of"),
+    ("all of", "many of", "most of", "some of", "both of", "a number of"),
+)
+KINDS = [
+    "prepositions",
+    "prepositions",
+    "subject",
+    "object",
+    "object",
+    "both",
+    "pronoun",
+    "quantified",
+]
 Nouns = tuple[list[str], list[str]]  # singular, plural
 
 
 def nouns_by_number(lexicon: Lexicon) -> Nouns:
     """Nouns that have both numbers, and often the tags that stand for rare ones."""
     pairs = sorted(word for word in lexicon.other if lexicon.paired(word) and not word.isupper())
-    one, many = ([word for word in pairs if lexicon.number[word] == number] for number in (SINGULAR, PLURAL))
+    one, many = (
+        [word for word in pairs if lexicon.number[word] == number] for number in (SINGULAR, PLURAL)
+    )
     return one + ["NN"] * 30, many + ["NNS"] * 30
 
 
@@ -193,17 +278,41 @@ def grammar_sentence(nouns: Nouns, chance: random.Random) -> Sentence:
         if chance.random() < 0.3:
             words += [chance.choice(PREPOSITION), *noun_phrase(third, nouns, chance)]
     elif kind == "subject":
-        words = [*subject, chance.choice(("that", "which", "who")), forms[number], *noun_phrase(other, nouns, chance)]
+        words = [
+            *subject,
+            chance.choice(("that", "which", "who")),
+            forms[number],
+            *noun_phrase(other, nouns, chance),
+        ]
     elif kind == "object":
-        inner = [chance.choice(PRONOUN[other])] if chance.random() < 0.2 else noun_phrase(other, nouns, chance)
-        words = [*subject, *chance.choice((["that"], ["that"], ["which"], ["who"], [])), *inner, forms[other]]
+        inner = (
+            [chance.choice(PRONOUN[other])]
+            if chance.random() < 0.2
+            else noun_phrase(other, nouns, chance)
+        )
+        words = [
+            *subject,
+            *chance.choice((["that"], ["that"], ["which"], ["who"], [])),
+            *inner,
+            forms[other],
+        ]
     elif kind == "both":
         words, number = [*subject, "and", *noun_phrase(other, nouns, chance)], PLURAL
     elif kind == "pronoun":
         clause = [*subject, forms[number], *noun_phrase(third, nouns, chance), "and"]
-        words, number = [*chance.choice(([], ["and"], ["but"], ["that"], ["if"], clause)), chance.choice(PRONOUN[other])], other
+        words, number = (
+            [
+                *chance.choice(([], ["and"], ["but"], ["that"], ["if"], clause)),
+                chance.choice(PRONOUN[other]),
+            ],
+            other,
+        )
     else:
-        words = [*chance.choice(QUANTIFIED[number]).split(), chance.choice(("the", "these", "his", "our")), chance.choice(nouns[PLURAL])]
+        words = [
+            *chance.choice(QUANTIFIED[number]).split(),
+            chance.choice(("the", "these", "his", "our")),
+            chance.choice(nouns[PLURAL]),
+        ]
     if chance.random() < 0.1:
         words.append(chance.choice(("also", "often", "always", "never", "usually", "RB")))
     return Sentence(tuple(words), LABELS[number], "grammar")

@@ -11,12 +11,44 @@ author book bridge building car doctor door farmer garden girl house key letter 
 report road room school singer song station student table teacher temple tree village window writer
 """
 NOUNS = {name: f"{name}s" for name in REGULAR.split()}  # singular: plural
-NOUNS |= {"child": "children", "church": "churches", "city": "cities", "country": "countries", "man": "men", "woman": "women"}
-DETERMINERS = {False: ["the", "a", "this", "that", "every"], True: ["the", "these", "those", "some", "many"]}
-ADJECTIVES = ["big", "famous", "important", "large", "local", "modern", "new", "old", "popular", "red", "small", "young"]
+NOUNS |= {
+    "child": "children",
+    "church": "churches",
+    "city": "cities",
+    "country": "countries",
+    "man": "men",
+    "woman": "women",
+}
+DETERMINERS = {
+    False: ["the", "a", "this", "that", "every"],
+    True: ["the", "these", "those", "some", "many"],
+}
+ADJECTIVES = [
+    "big",
+    "famous",
+    "important",
+    "large",
+    "local",
+    "modern",
+    "new",
+    "old",
+    "popular",
+    "red",
+    "small",
+    "young",
+]
 PREPOSITIONS = ["about", "behind", "beside", "for", "from", "in", "near", "of", "on", "with"]
 TRANSITIVE = ["describes", "follows", "helps", "knows", "likes", "sees", "visits"]
-OPENINGS = ["", "", "", "in the summer ,", "today", "of course ,", "as a result ,", "according to the report ,"]
+OPENINGS = [
+    "",
+    "",
+    "",
+    "in the summer ,",
+    "today",
+    "of course ,",
+    "as a result ,",
+    "according to the report ,",
+]
 ADVERBS = ["", "", "", "", "often", "usually", "now", "also"]
 
 
@@ -50,7 +82,9 @@ def subject(chance: random.Random, plural: bool, attractors: int) -> Iterator[st
     yield chance.choice(OPENINGS)
     yield noun_phrase(chance, plural)
     others = [not plural] * attractors or [plural] * chance.choice([0, 0, 1])
-    if others and chance.random() < 0.3:  # one relative clause, next to the subject: its verb agrees with what it belongs to
+    if (
+        others and chance.random() < 0.3
+    ):  # one relative clause, next to the subject: its verb agrees with what it belongs to
         yield relative_clause(chance, plural, others.pop())
     for other in others:
         yield f"{chance.choice(PREPOSITIONS)} {noun_phrase(chance, other)}"

@@ -30,13 +30,17 @@ AFTER_NOUN = """
 of in to for and or , . ( ) ; : `` '' -- ' with by from on at as that which who is are was were has have does do had can may will also not
 """
 # what a determiner becomes when its noun changes number; and where a noun phrase begins
-TO_PLURAL = "a/some an/some this/these that/those each/all every/all one/two another/other much/many"
+TO_PLURAL = (
+    "a/some an/some this/these that/those each/all every/all one/two another/other much/many"
+)
 TO_SINGULAR = """
 these/this those/that many/a several/a few/every two/one three/one four/one five/one both/the all/every most/each various/another
 numerous/a some/a CD/one other/another more/a
 """
 EDGES = "of in to for and or , . ( ) ; : `` '' -- with by from on at as that which who is are was were has have"
-REPAIRS = tuple(dict(pair.split("/") for pair in pairs.split()) for pairs in (TO_PLURAL, TO_SINGULAR))  # by the number that it was
+REPAIRS = tuple(
+    dict(pair.split("/") for pair in pairs.split()) for pairs in (TO_PLURAL, TO_SINGULAR)
+)  # by the number that it was
 EDGE = frozenset(EDGES.split())
 
 
@@ -75,10 +79,14 @@ class Surroundings:
         before_noun, before_verb, determiners, after_noun = (
             set(words.split()) for words in (BEFORE_NOUN, BEFORE_VERB, DETERMINERS, AFTER_NOUN)
         )
-        self.count, self.noun, self.verb, self.determined, self.after = (Counter[str]() for _ in range(5))
+        self.count, self.noun, self.verb, self.determined, self.after = (
+            Counter[str]() for _ in range(5)
+        )
         for sentence in sentences:
             words = sentence.words
-            for before, word, behind in zip(("", *words[:-1]), words, (*words[1:], ","), strict=True):
+            for before, word, behind in zip(
+                ("", *words[:-1]), words, (*words[1:], ","), strict=True
+            ):
                 self.count[word] += 1
                 self.noun[word] += before in before_noun
                 self.verb[word] += before in before_verb
@@ -88,12 +96,18 @@ class Surroundings:
     def is_pair(self, one: str, many: str) -> bool:
         """Whether both words stand mostly where nouns do."""
         often = self.count[one] >= 2 and self.count[many] >= 2
-        return often and self.noun[one] > 2 * self.verb[one] and self.noun[many] + 1 > 2 * self.verb[many]
+        return (
+            often
+            and self.noun[one] > 2 * self.verb[one]
+            and self.noun[many] + 1 > 2 * self.verb[many]
+        )
 
     def is_noun(self, word: str) -> bool:
         """Whether what follows the word mostly follows nouns."""
         times = self.count[word]
-        ordinary = times >= 4 and word.isalpha() and word.islower() and not word.endswith(("ly", "ed"))
+        ordinary = (
+            times >= 4 and word.isalpha() and word.islower() and not word.endswith(("ly", "ed"))
+        )
         return ordinary and self.after[word] > times / 2 and self.verb[word] < times / 10
 
 
@@ -101,9 +115,18 @@ def build_lexicon(sentences: Iterable[Sentence]) -> Lexicon:
     """Nouns with their number: pairs such as key and keys, if both stand where nouns do; then nouns of which one number is seen alone."""
     seen = Surroundings(sentences)
     none = set(NO_NOUNS.split())
-    plural_of = {one: many for one, many in IRREGULAR.items() if seen.count[one] and seen.count[many]}
+    plural_of = {
+        one: many for one, many in IRREGULAR.items() if seen.count[one] and seen.count[many]
+    }
     for many in sorted(set(seen.count) - none):
-        one = next((one for one in singulars(many) if one not in plural_of and one not in none and seen.is_pair(one, many)), None)
+        one = next(
+            (
+                one
+                for one in singulars(many)
+                if one not in plural_of and one not in none and seen.is_pair(one, many)
+            ),
+            None,
+        )
         if one is not None:
             plural_of[one] = many
     other = plural_of | {many: one for one, many in plural_of.items()}
@@ -124,7 +147,12 @@ def singulars(word: str) -> list[str]:
     >>> singulars("churches"), singulars("cities"), singulars("glass")
     (['churche', 'church'], ['city', 'citie'], [])
     """
-    if not word.endswith("s") or word.endswith(("ss", "us", "is")) or len(word) < 4 or not word.islower():
+    if (
+        not word.endswith("s")
+        or word.endswith(("ss", "us", "is"))
+        or len(word) < 4
+        or not word.islower()
+    ):
         return []
     forms = [word[:-1]]
     if word.endswith("ies"):

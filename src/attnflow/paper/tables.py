@@ -37,7 +37,10 @@ class Printed:
 
 def cells(*values: str) -> tuple[Cell, ...]:
     """Cells from how they are printed: mean±deviation."""
-    return tuple((float(mean), float(deviation)) for mean, deviation in (value.split("±") for value in values))
+    return tuple(
+        (float(mean), float(deviation))
+        for mean, deviation in (value.split("±") for value in values)
+    )
 
 
 PRINTED = {
@@ -46,9 +49,15 @@ PRINTED = {
         "blank_out",
         (1, 2, 3, 4, 5, 6),
         {
-            "raw": cells("0.69±0.27", "0.10±0.43", "-0.11±0.49", "-0.09±0.52", "0.20±0.45", "0.29±0.39"),
-            "rollout": cells("0.32±0.26", "0.38±0.27", "0.51±0.26", "0.62±0.26", "0.70±0.25", "0.71±0.24"),
-            "flow": cells("0.32±0.26", "0.44±0.29", "0.70±0.25", "0.70±0.22", "0.71±0.22", "0.70±0.22"),
+            "raw": cells(
+                "0.69±0.27", "0.10±0.43", "-0.11±0.49", "-0.09±0.52", "0.20±0.45", "0.29±0.39"
+            ),
+            "rollout": cells(
+                "0.32±0.26", "0.38±0.27", "0.51±0.26", "0.62±0.26", "0.70±0.25", "0.71±0.24"
+            ),
+            "flow": cells(
+                "0.32±0.26", "0.44±0.29", "0.70±0.25", "0.70±0.22", "0.71±0.22", "0.70±0.22"
+            ),
         },
         2000,
     ),
@@ -57,9 +66,15 @@ PRINTED = {
         "input_gradient",
         (1, 2, 3, 4, 5, 6),
         {
-            "raw": cells("0.53±0.33", "0.16±0.38", "-0.06±0.42", "0.00±0.47", "0.24±0.40", "0.46±0.35"),
-            "rollout": cells("0.22±0.31", "0.27±0.32", "0.39±0.32", "0.47±0.32", "0.53±0.32", "0.54±0.31"),
-            "flow": cells("0.22±0.31", "0.31±0.34", "0.54±0.32", "0.61±0.28", "0.60±0.28", "0.61±0.28"),
+            "raw": cells(
+                "0.53±0.33", "0.16±0.38", "-0.06±0.42", "0.00±0.47", "0.24±0.40", "0.46±0.35"
+            ),
+            "rollout": cells(
+                "0.22±0.31", "0.27±0.32", "0.39±0.32", "0.47±0.32", "0.53±0.32", "0.54±0.31"
+            ),
+            "flow": cells(
+                "0.22±0.31", "0.31±0.34", "0.54±0.32", "0.61±0.28", "0.60±0.28", "0.61±0.28"
+            ),
         },
         2000,
     ),
@@ -89,7 +104,9 @@ class Table:
 
     def rows(self) -> Iterator[tuple[str, int, float, float, float, float, float, float, int, int]]:
         """(method, layer, then mean and deviation: in the paper, ours with special tokens, ours without; examples, undefined without)."""
-        included, excluded = (list(self.report.including(special).rows()) for special in (True, False))
+        included, excluded = (
+            list(self.report.including(special).rows()) for special in (True, False)
+        )
         theirs = {
             (method, layer): cell
             for method, row in self.printed.cells.items()
@@ -98,25 +115,53 @@ class Table:
         for with_special, without in zip(included, excluded, strict=True):
             layer = with_special[2] or 0
             mean, deviation = theirs[with_special[1], layer]
-            yield with_special[1], layer, mean, deviation, *with_special[3:5], *without[3:5], without[5], without[6]
+            yield (
+                with_special[1],
+                layer,
+                mean,
+                deviation,
+                *with_special[3:5],
+                *without[3:5],
+                without[5],
+                without[6],
+            )
 
     def to_markdown(self) -> str:
         """The paper's table and ours, one below the other, and the command."""
-        special = sorted({token for each in self.report.examples for token, mark in zip(each.tokens, each.special, strict=True) if mark})
+        special = sorted(
+            {
+                token
+                for each in self.report.examples
+                for token, mark in zip(each.tokens, each.special, strict=True)
+                if mark
+            }
+        )
         marks = ", ".join(special) or "special tokens"
-        counted = {"the paper": (2, self.printed.examples), f"ours, with {marks}": (4, None), f"ours, without {marks}": (6, None)}
+        counted = {
+            "the paper": (2, self.printed.examples),
+            f"ours, with {marks}": (4, None),
+            f"ours, without {marks}": (6, None),
+        }
         lines = [f"**{self.printed.title}**", ""]
         found = list(self.rows())
         table = []
         for name, (start, examples) in counted.items():
             for method in self.printed.cells:
-                values = [f"{row[start]:.2f} ± {row[start + 1]:.2f}" for row in found if row[0] == method]
+                values = [
+                    f"{row[start]:.2f} ± {row[start + 1]:.2f}" for row in found if row[0] == method
+                ]
                 table.append([name, method, *values, str(examples or len(self.report.examples))])
-        lines += markdown(["", "method", *(f"layer {layer}" for layer in self.printed.layers), "n"], table)
-        interrupted = f"Interrupted after {len(self.report.examples)} of {self.report.asked} sentences. "
+        lines += markdown(
+            ["", "method", *(f"layer {layer}" for layer in self.printed.layers), "n"], table
+        )
+        interrupted = (
+            f"Interrupted after {len(self.report.examples)} of {self.report.asked} sentences. "
+        )
         partial = interrupted if len(self.report.examples) < self.report.asked else ""
         if any(name.endswith(", sum") for name in self.report.against):
-            partial += "The sum of a gradient is rounding error where a layer norm reads the embedding. "
+            partial += (
+                "The sum of a gradient is rounding error where a layer norm reads the embedding. "
+            )
         undefined = max((row[9] for row in found), default=0)
         lines += [
             "",
@@ -132,7 +177,11 @@ class Table:
     def to_csv(self) -> str:
         """One line a method and layer."""
         file = io.BytesIO()
-        names = [f"{whose}_{what}" for whose in ("paper", "with_special", "without_special") for what in ("mean", "std")]
+        names = [
+            f"{whose}_{what}"
+            for whose in ("paper", "with_special", "without_special")
+            for what in ("mean", "std")
+        ]
         write_csv(file, ["method", "layer", *names, "examples", "undefined"], self.rows())
         return file.getvalue().decode()
 
@@ -141,7 +190,10 @@ class Table:
         texts = {".md": self.to_markdown(), ".csv": self.to_csv()}
 
         def written(ending: str) -> Path:
-            return write_file(f"{os.fspath(stem)}{ending}", lambda file: file.write(texts[ending].encode(errors="backslashreplace")))
+            return write_file(
+                f"{os.fspath(stem)}{ending}",
+                lambda file: file.write(texts[ending].encode(errors="backslashreplace")),
+            )
 
         return [written(ending) for ending in texts]
 
@@ -159,14 +211,34 @@ def verb_number_table(
     """Table 1 or 2: raw attention, rollout and flow of CLS in all layers; on sentences of the test side, or of our grammar."""
     printed = PRINTED[name]
     limit = printed.examples if limit is None else limit
-    chosen = sample(read_agreement(data), limit, seed) if data else list(islice(grammar.sentences(seed=seed), limit))
+    chosen = (
+        sample(read_agreement(data), limit, seed)
+        if data
+        else list(islice(grammar.sentences(seed=seed), limit))
+    )
     loaded = load(model)
     if getattr(loaded.model.config, "model_type", None) != BUNDLED:
-        raise OptionError(f"{name} is of a verb-number model, as attnflow train verb-number makes it; got {loaded.name}")
-    report = evaluate(loaded, [(each.text, each.label) for each in chosen], against=against(loaded, printed, reduce), limit=limit)
-    source = f"test side of {', '.join(path.name for path in data)}" if data else "attnflow's own grammar, with 0, 1 and 2 attractors"
+        raise OptionError(
+            f"{name} is of a verb-number model, as attnflow train verb-number makes it; got {loaded.name}"
+        )
+    report = evaluate(
+        loaded,
+        [(each.text, each.label) for each in chosen],
+        against=against(loaded, printed, reduce),
+        limit=limit,
+    )
+    source = (
+        f"test side of {', '.join(path.name for path in data)}"
+        if data
+        else "attnflow's own grammar, with 0, 1 and 2 attractors"
+    )
     done = chosen[: len(report.examples)]
-    return Table(printed, report, f"{source}; accuracy {accuracy(loaded, done):.3f}", command or command_line())
+    return Table(
+        printed,
+        report,
+        f"{source}; accuracy {accuracy(loaded, done):.3f}",
+        command or command_line(),
+    )
 
 
 def sentiment_table(
@@ -186,13 +258,23 @@ def sentiment_table(
     yardstick = against(loaded, printed, reduce)
     depth = getattr(loaded.model.config, "num_hidden_layers", 6)
     if depth < max(printed.layers):
-        raise OptionError(f"table 3 shows layers {', '.join(map(str, printed.layers))}; this model has {depth}")
-    chosen = [pair for pair in sentences if len(loaded.encode(pair[0], truncation=True).ids) < (loaded.longest or 10**9)]
-    report = evaluate(loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, query=query)
+        raise OptionError(
+            f"table 3 shows layers {', '.join(map(str, printed.layers))}; this model has {depth}"
+        )
+    chosen = [
+        pair
+        for pair in sentences
+        if len(loaded.encode(pair[0], truncation=True).ids) < (loaded.longest or 10**9)
+    ]
+    report = evaluate(
+        loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, query=query
+    )
     return Table(printed, report, data, command or command_line())
 
 
-def against(model: Model, printed: Printed, reduce: str) -> dict[str, Callable[[tuple[str, str]], Importance] | None]:
+def against(
+    model: Model, printed: Printed, reduce: str
+) -> dict[str, Callable[[tuple[str, str]], Importance] | None]:
     """The table's importance, for `evaluate`; gradients reduced otherwise than by their length get a name that says so."""
     if printed.against == "blank_out" or reduce == "norm":
         return {printed.against: None}
@@ -212,7 +294,9 @@ def sample(found: Sequence[Sentence], limit: int, seed: int) -> list[Sentence]:
     """Sentences of the test side that no training saw, drawn at random; sorted out by their first words, as the model's split is."""
     test = [each for each in dict.fromkeys(found) if each.side == "test" and len(each.words) > 1]
     if not test:
-        raise OptionError(f"the data has no sentence on the test side (a tenth, by their first four words); got {len(found)} sentences")
+        raise OptionError(
+            f"the data has no sentence on the test side (a tenth, by their first four words); got {len(found)} sentences"
+        )
     order = np.random.default_rng(seed).permutation(len(test))[:limit]
     return [test[place] for place in order]
 
@@ -220,7 +304,9 @@ def sample(found: Sequence[Sentence], limit: int, seed: int) -> list[Sentence]:
 def accuracy(model: Model, chosen: Sequence[Sentence]) -> float:
     """The share of sentences whose verb the model gets right."""
     found = model.predict([each.text for each in chosen])
-    return float(np.mean([label == each.label for (label, _), each in zip(found, chosen, strict=True)]))
+    return float(
+        np.mean([label == each.label for (label, _), each in zip(found, chosen, strict=True)])
+    )
 
 
 def command_line() -> str:

@@ -40,7 +40,9 @@ class Recipe:
     decay: float = 0.05
     average: float = 0.998
     smoothing: float = 0.05  # of labels
-    blank: float = 0.07  # words that become UNK, and are to be guessed: so UNK is nothing foreign to the model
+    blank: float = (
+        0.07  # words that become UNK, and are to be guessed: so UNK is nothing foreign to the model
+    )
     blank_loss: float = 0.3
     tag: float = 0.05  # nouns that become NN or NNS, as the data writes rare ones
     embedding: float = 4.0  # how much wider than usual weights begin
@@ -98,7 +100,14 @@ def train_verb_number(
         module.half().float()  # what is measured is what is written
         found.update(groups_of(model, vocabulary, sides["test"]))
         command = command_of(paths, out, seed, steps)
-        text = card(found, {name: len(each) for name, each in sides.items()}, vocabulary, seed, recipe, command)
+        text = card(
+            found,
+            {name: len(each) for name, each in sides.items()},
+            vocabulary,
+            seed,
+            recipe,
+            command,
+        )
         write_file(out / "README.md", lambda file: file.write(text.encode()))
         verb_number.save(model, vocabulary, out)
 
@@ -116,7 +125,9 @@ def split(sentences: Iterable[Sentence]) -> dict[str, list[Sentence]]:
     sides["train"] = list(dict.fromkeys(sides["train"]))
     for name, found in sides.items():
         if not found:
-            raise FileError(f"the data has no sentence on the {name} side of the split (by their first four words); give more of it")
+            raise FileError(
+                f"the data has no sentence on the {name} side of the split (by their first four words); give more of it"
+            )
     return sides
 
 
@@ -124,18 +135,34 @@ def build_vocabulary(sentences: Iterable[Sentence]) -> Vocabulary:
     """The words that come often enough, the most frequent first."""
     count = Counter(word for sentence in sentences for word in sentence.words)
     order = sorted(count.items(), key=lambda item: (-item[1], item[0]))
-    return Vocabulary([*SPECIAL, *(word for word, times in order if times >= LEAST and word not in SPECIAL)])
+    return Vocabulary(
+        [*SPECIAL, *(word for word, times in order if times >= LEAST and word not in SPECIAL)]
+    )
 
 
-def new_model(vocabulary: Vocabulary, lexicon: Lexicon, recipe: Recipe, seed: int, size: VerbNumberConfig | None) -> VerbNumber:
+def new_model(
+    vocabulary: Vocabulary,
+    lexicon: Lexicon,
+    recipe: Recipe,
+    seed: int,
+    size: VerbNumberConfig | None,
+) -> VerbNumber:
     """A model whose words of one ending, one number or one noun begin with a common part in their embeddings."""
-    options = {} if size is None else {name: value for name, value in asdict(size).items() if name != "vocab_size"}
+    options = (
+        {}
+        if size is None
+        else {name: value for name, value in asdict(size).items() if name != "vocab_size"}
+    )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = VerbNumber(VerbNumberConfig(len(vocabulary), **options))
-        common: dict[str, Tensor] = defaultdict(lambda: torch.randn(model.config.hidden_size) * 0.02)
+        common: dict[str, Tensor] = defaultdict(
+            lambda: torch.randn(model.config.hidden_size) * 0.02
+        )
         for place, word in enumerate(vocabulary.words[len(SPECIAL) :], start=len(SPECIAL)):
-            forms = [f"-{word[-end:]}" for end in (1, 2, 3) if word.islower() and len(word) > end + 1]
+            forms = [
+                f"-{word[-end:]}" for end in (1, 2, 3) if word.islower() and len(word) > end + 1
+            ]
             if word in lexicon.number:
                 lemma = min(word, lexicon.other[word]) if lexicon.paired(word) else word
                 forms += [f"number {lexicon.number[word]}", f"noun {lemma}"]
@@ -167,8 +194,21 @@ class Batch:
 class Batches:
     """The batch of each step, the same for the same seed; asked for in their order, each is made once."""
 
-    def __init__(self, sentences: Sequence[Sentence], vocabulary: Vocabulary, lexicon: Lexicon, recipe: Recipe, seed: int) -> None:
-        self.sentences, self.vocabulary, self.lexicon, self.recipe, self.seed = sentences, vocabulary, lexicon, recipe, seed
+    def __init__(
+        self,
+        sentences: Sequence[Sentence],
+        vocabulary: Vocabulary,
+        lexicon: Lexicon,
+        recipe: Recipe,
+        seed: int,
+    ) -> None:
+        self.sentences, self.vocabulary, self.lexicon, self.recipe, self.seed = (
+            sentences,
+            vocabulary,
+            lexicon,
+            recipe,
+            seed,
+        )
         self.pools: Iterator[list[list[tuple[list[int], int]]]] = iter(())
         self.pool: list[list[tuple[list[int], int]]] = []
         self.next = 0  # the number of the next pool
@@ -182,18 +222,30 @@ class Batches:
             self.pool = next(self.pools)
             self.next += 1
         rows = self.pool[step % POOL]
-        ids, mask = padded([[self.vocabulary.cls_token_id, *row] for row, _ in rows], self.vocabulary.pad_token_id)
-        noise = torch.rand(ids.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step))
+        ids, mask = padded(
+            [[self.vocabulary.cls_token_id, *row] for row, _ in rows], self.vocabulary.pad_token_id
+        )
+        noise = torch.rand(
+            ids.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        )
         blanked = (noise < self.recipe.blank) & (ids >= len(SPECIAL))
         labels = torch.tensor([label for _, label in rows])
-        return Batch(ids.masked_fill(blanked, self.vocabulary.unk_token_id), mask, labels, torch.where(blanked, ids, -100))
+        return Batch(
+            ids.masked_fill(blanked, self.vocabulary.unk_token_id),
+            mask,
+            labels,
+            torch.where(blanked, ids, -100),
+        )
 
     def made(self) -> Iterator[list[list[tuple[list[int], int]]]]:
         """Pools of batches without end."""
         chance, size = random.Random(self.seed), self.recipe.batch
         stream = training_stream(self.sentences, self.lexicon, Mixture(), chance)
         while True:
-            drawn = [(self.ids_of(each, chance), LABELS.index(each.label)) for each in islice(stream, size * POOL)]
+            drawn = [
+                (self.ids_of(each, chance), LABELS.index(each.label))
+                for each in islice(stream, size * POOL)
+            ]
             drawn.sort(key=lambda each: len(each[0]))
             pool = [drawn[start : start + size] for start in range(0, len(drawn), size)]
             chance.shuffle(pool)
@@ -203,12 +255,22 @@ class Batches:
         """The ids of a sentence, some of its nouns replaced by their tag; cut to what the model takes."""
         number = self.lexicon.number
         longest = VerbNumberConfig(0).max_position_embeddings - 1
-        words = [("NN", "NNS")[number[word]] if word in number and chance.random() < self.recipe.tag else word for word in sentence.words]
+        words = [
+            ("NN", "NNS")[number[word]]
+            if word in number and chance.random() < self.recipe.tag
+            else word
+            for word in sentence.words
+        ]
         return self.vocabulary.ids_of(words[-longest:])
 
 
 def task_of(
-    model: VerbNumber, vocabulary: Vocabulary, lexicon: Lexicon, sides: Mapping[str, Sequence[Sentence]], recipe: Recipe, seed: int
+    model: VerbNumber,
+    vocabulary: Vocabulary,
+    lexicon: Lexicon,
+    sides: Mapping[str, Sequence[Sentence]],
+    recipe: Recipe,
+    seed: int,
 ) -> Task:
     """What the training loop needs."""
 
@@ -226,10 +288,19 @@ def task_of(
         measure=measure,
         every=max(1, min(500, recipe.steps // 4)),
         optimiser=Optimiser(
-            learning_rate=recipe.rate, weight_decay=recipe.decay, warm_up=recipe.warm_up, decay="cosine", fall=recipe.fall, inertia=0.98
+            learning_rate=recipe.rate,
+            weight_decay=recipe.decay,
+            warm_up=recipe.warm_up,
+            decay="cosine",
+            fall=recipe.fall,
+            inertia=0.98,
         ),
         average=recipe.average,
-        options={"recipe": asdict(recipe), "mixture": asdict(Mixture()), "data": digest([each.text for each in sides["train"]])},
+        options={
+            "recipe": asdict(recipe),
+            "mixture": asdict(Mixture()),
+            "data": digest([each.text for each in sides["train"]]),
+        },
     )
 
 
@@ -237,18 +308,26 @@ def loss_of(model: VerbNumber, batch: Batch, recipe: Recipe) -> Tensor:
     """Cross-entropy of the label, and of the blanked words, which the embeddings themselves score."""
     with torch.autocast("cpu", torch.bfloat16):
         states, _ = model.states(batch.ids, batch.mask)
-        loss = functional.cross_entropy(model.classifier(states[:, 0]).float(), batch.labels, label_smoothing=recipe.smoothing)
+        loss = functional.cross_entropy(
+            model.classifier(states[:, 0]).float(), batch.labels, label_smoothing=recipe.smoothing
+        )
         blanked = batch.truth >= 0
         if blanked.any():
-            words = states[blanked] @ model.token_embedding.weight.T  # [blanked word, word of the vocabulary]
-            loss = loss + recipe.blank_loss * functional.cross_entropy(words.float(), batch.truth[blanked])
+            words = (
+                states[blanked] @ model.token_embedding.weight.T
+            )  # [blanked word, word of the vocabulary]
+            loss = loss + recipe.blank_loss * functional.cross_entropy(
+                words.float(), batch.truth[blanked]
+            )
     return loss
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------------------
 
 
-def groups_of(model: VerbNumber, vocabulary: Vocabulary, sentences: Sequence[Sentence]) -> dict[str, Group]:
+def groups_of(
+    model: VerbNumber, vocabulary: Vocabulary, sentences: Sequence[Sentence]
+) -> dict[str, Group]:
     """How often the model is right: by file; over sentences with counted attractors, by their number and together; over the rest."""
     model.eval()
     rows = [[vocabulary.cls_token_id, *vocabulary.ids_of(each.words)] for each in sentences]
@@ -257,26 +336,53 @@ def groups_of(model: VerbNumber, vocabulary: Vocabulary, sentences: Sequence[Sen
     for start in range(0, len(order), MEASURED):
         chosen = order[start : start + MEASURED]
         with torch.no_grad():
-            found = model(*padded([rows[place] for place in chosen], vocabulary.pad_token_id)).logits.argmax(dim=-1).tolist()
-        right |= {place: LABELS[label] == sentences[place].label for place, label in zip(chosen, found, strict=True)}
+            found = (
+                model(*padded([rows[place] for place in chosen], vocabulary.pad_token_id))
+                .logits.argmax(dim=-1)
+                .tolist()
+            )
+        right |= {
+            place: LABELS[label] == sentences[place].label
+            for place, label in zip(chosen, found, strict=True)
+        }
     members: dict[str, list[int]] = defaultdict(list)
     for place, each in enumerate(sentences):
         members["attractors" if each.attractors else "natural"].append(place)
         members[each.source].append(place)
         if each.attractors and not each.source.endswith(f".{each.attractors}"):
             members[f"{each.source}, {each.attractors} attractors"].append(place)
-    return {name: Group(len(places), sum(right[place] for place in places)) for name, places in sorted(members.items())}
+    return {
+        name: Group(len(places), sum(right[place] for place in places))
+        for name, places in sorted(members.items())
+    }
 
 
 def command_of(data: Sequence[Path], out: Path, seed: int, steps: int | None) -> str:
     """What to type to train the same again."""
     options = [f"--data={path}" for path in data] + [f"--out={out}", f"--seed={seed}"]
-    return shlex.join(["attnflow", "train", "verb-number", *options, *([] if steps is None else [f"--steps={steps}"])])
+    return shlex.join(
+        [
+            "attnflow",
+            "train",
+            "verb-number",
+            *options,
+            *([] if steps is None else [f"--steps={steps}"]),
+        ]
+    )
 
 
-def card(found: Mapping[str, Group], sizes: Mapping[str, int], vocabulary: Vocabulary, seed: int, recipe: Recipe, command: str) -> str:
+def card(
+    found: Mapping[str, Group],
+    sizes: Mapping[str, int],
+    vocabulary: Vocabulary,
+    seed: int,
+    recipe: Recipe,
+    command: str,
+) -> str:
     """The model card."""
-    rows = "\n".join(f"| {name} | {group.count:,} | {group.accuracy:.3f} |" for name, group in found.items())
+    rows = "\n".join(
+        f"| {name} | {group.count:,} | {group.accuracy:.3f} |" for name, group in found.items()
+    )
     return f"""# Is the verb that follows these words singular or plural?
 
 A Transformer encoder of GPT-2 blocks without a causal mask: 6 layers, 8 heads, width 128, a CLS token in front, whose state in the

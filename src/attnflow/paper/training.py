@@ -23,9 +23,20 @@ from torch import Tensor, nn
 from attnflow.errors import OptionError
 from attnflow.files import write_file
 from attnflow.models import evaluating
-from attnflow.paper.checkpoint import Tensors, agree, checksum, claim, digest, part_of, read_checkpoint, write_through
+from attnflow.paper.checkpoint import (
+    Tensors,
+    agree,
+    checksum,
+    claim,
+    digest,
+    part_of,
+    read_checkpoint,
+    write_through,
+)
 
-AVERAGE_WARM_UP = 10  # steps; the moving average is shorter at first, else it would hold on to the random start
+AVERAGE_WARM_UP = (
+    10  # steps; the moving average is shorter at first, else it would hold on to the random start
+)
 
 Report = Callable[[str], None]
 
@@ -82,20 +93,39 @@ class Task:
     scale: Callable[[str], float] = lambda name: 1.0  # of the learning rate, by a parameter's name
     average: float | None = None  # the decay of the moving average, for example 0.999
     patience: int | None = None  # measurements without improvement before it stops
-    options: Mapping[str, object] = field(default_factory=dict)  # what else makes the run: sizes, `digest` of the data; as JSON
+    options: Mapping[str, object] = field(
+        default_factory=dict
+    )  # what else makes the run: sizes, `digest` of the data; as JSON
 
     def __post_init__(self) -> None:
         require("steps", self.steps, "1 or more", self.steps >= 1)
         require("every", self.every, "1 or more", self.every >= 1)
-        require("average", self.average, "between 0 and 1", self.average is None or 0 < self.average < 1)
+        require(
+            "average", self.average, "between 0 and 1", self.average is None or 0 < self.average < 1
+        )
         require("patience", self.patience, "1 or more", self.patience is None or self.patience >= 1)
 
     def fingerprint(self, seed: int) -> dict[str, object]:
         """What must be the same for a checkpoint to be continued, as JSON gives it back."""
-        shapes = {name: [list(value.shape), str(value.dtype)] for name, value in weights_of(self.module).items()}
+        shapes = {
+            name: [list(value.shape), str(value.dtype)]
+            for name, value in weights_of(self.module).items()
+        }
         scales = {name: self.scale(name) for name, _ in trained(self.module)}
-        own = {"seed": seed, "steps": self.steps, "every": self.every, "average": self.average, "patience": self.patience}
-        facts = {**own, **asdict(self.optimiser), **self.options, "model": digest(shapes), "rates": digest(scales)}
+        own = {
+            "seed": seed,
+            "steps": self.steps,
+            "every": self.every,
+            "average": self.average,
+            "patience": self.patience,
+        }
+        facts = {
+            **own,
+            **asdict(self.optimiser),
+            **self.options,
+            "model": digest(shapes),
+            "rates": digest(scales),
+        }
         found: dict[str, object] = json.loads(json.dumps(facts))
         return found
 
@@ -171,7 +201,9 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all steps are done, or patience has run out."""
-        return self.step >= self.task.steps or (self.task.patience is not None and self.stale >= self.task.patience)
+        return self.step >= self.task.steps or (
+            self.task.patience is not None and self.stale >= self.task.patience
+        )
 
     @property
     def seconds(self) -> float:
@@ -187,7 +219,9 @@ class Run:
         loss = task.loss(task.batch_at(self.step))
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise OptionError(f"the loss must stay finite; got {value} at step {self.step + 1}: lower the learning rate")
+            raise OptionError(
+                f"the loss must stay finite; got {value} at step {self.step + 1}: lower the learning rate"
+            )
         self.optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_([each for _, each in trained(task.module)], task.optimiser.clip)
@@ -228,9 +262,22 @@ class Run:
         from safetensors.torch import save as to_bytes
 
         slots = self.optimiser.state_dict()["state"]
-        moments = {f"{place}.{name}": value for place, slot in slots.items() for name, value in slot.items()}
-        parts = {"now": weights_of(self.task.module), "average": self.average, "best": self.best, "optimiser": moments}
-        tensors = {f"{part}.{name}": value.detach().contiguous() for part, values in parts.items() for name, value in values.items()}
+        moments = {
+            f"{place}.{name}": value
+            for place, slot in slots.items()
+            for name, value in slot.items()
+        }
+        parts = {
+            "now": weights_of(self.task.module),
+            "average": self.average,
+            "best": self.best,
+            "optimiser": moments,
+        }
+        tensors = {
+            f"{part}.{name}": value.detach().contiguous()
+            for part, values in parts.items()
+            for name, value in values.items()
+        }
         tensors["random"] = torch.get_rng_state()
         facts = {
             "fingerprint": self.fingerprint,
@@ -255,10 +302,16 @@ class Run:
         for name, value in part_of(tensors, "optimiser").items():
             place, slot = name.split(".")
             slots.setdefault(int(place), {})[slot] = value
-        self.optimiser.load_state_dict({"state": slots, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        self.optimiser.load_state_dict(
+            {"state": slots, "param_groups": self.optimiser.state_dict()["param_groups"]}
+        )
         torch.set_rng_state(tensors["random"])
         self.step, self.stale = facts["step"], facts["stale"]
-        self.total_loss, self.summed, self.earlier = facts["total_loss"], facts["summed"], facts["seconds"]
+        self.total_loss, self.summed, self.earlier = (
+            facts["total_loss"],
+            facts["summed"],
+            facts["seconds"],
+        )
         self.best_accuracy = -math.inf if facts["best_accuracy"] is None else facts["best_accuracy"]
 
 
@@ -303,7 +356,11 @@ def adamw(task: Task) -> torch.optim.Optimizer:
     full = task.optimiser.learning_rate
     decay = task.optimiser.weight_decay
     groups = [
-        {"params": [value], "full_rate": full * task.scale(name), "weight_decay": decay if value.ndim > 1 else 0.0}
+        {
+            "params": [value],
+            "full_rate": full * task.scale(name),
+            "weight_decay": decay if value.ndim > 1 else 0.0,
+        }
         for name, value in trained(task.module)
     ]
     return torch.optim.AdamW(
@@ -354,15 +411,32 @@ def training_bar(total: int) -> Iterator[Callable[[int, float, float], None]]:
         yield lambda step, loss, accuracy: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     figures = TextColumn("loss {task.fields[loss]:.3f}, dev {task.fields[accuracy]}")
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), figures, TimeRemainingColumn())
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        figures,
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         line = bar.add_task("", total=total, loss=math.nan, accuracy="-")
 
         def show(step: int, loss: float, accuracy: float) -> None:
-            bar.update(line, completed=step, loss=loss, accuracy=f"{accuracy:.3f}" if math.isfinite(accuracy) else "-")
+            bar.update(
+                line,
+                completed=step,
+                loss=loss,
+                accuracy=f"{accuracy:.3f}" if math.isfinite(accuracy) else "-",
+            )
 
         yield show
 
