@@ -28,6 +28,7 @@ HEAVY = [
 # from top to bottom; a file imports only from files above it
 HOUSE = [
     "errors",
+    "notices",
     "files",
     "progress",
     "graph",
