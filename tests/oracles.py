@@ -1,7 +1,8 @@
 """Independent answers to compare with, and attention of every kind to compare on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import igraph
@@ -28,11 +29,16 @@ KINDS = [
 ]
 
 
-def rational_flow(edges: Floats, source: int, target: int) -> float:
-    """The maximum flow in exact arithmetic: networkx on fractions, which floats convert to without loss."""
+def rational_flow(edges: Floats, source: int, *targets: int) -> float:
+    """The maximum flow to targets taken together, in exact arithmetic: networkx on fractions.
+
+    Floats convert to fractions without loss.
+    """
     depth, size, _ = edges.shape
     graph = nx.DiGraph()
-    graph.add_nodes_from([(depth, source), (0, target)])
+    graph.add_node((depth, source))
+    for target in targets:
+        graph.add_edge((0, target), "drain")  # without a capacity: networkx takes it as unlimited
     for layer in range(depth, 0, -1):
         for query in range(size):
             for key in range(size):
@@ -44,25 +50,37 @@ def rational_flow(edges: Floats, source: int, target: int) -> float:
                     )
     return float(
         nx.maximum_flow_value(
-            graph, (depth, source), (0, target), flow_func=nx.algorithms.flow.edmonds_karp
+            graph, (depth, source), "drain", flow_func=nx.algorithms.flow.edmonds_karp
         )
     )
 
 
 class Igraph:
-    """igraph's push-relabel on the same graph, for sizes where fractions take too long."""
+    """igraph's push-relabel on the same graph, for sizes where fractions take too long.
 
-    def __init__(self, edges: Floats) -> None:
+    Each of `groups` is one more node, into which the group drains by edges that never fill.
+    """
+
+    def __init__(self, edges: Floats, groups: Sequence[Sequence[int]] = ()) -> None:
         self.depth, self.size, _ = edges.shape
+        nodes = (self.depth + 1) * self.size
         layer, query, key = np.nonzero(edges)
-        ends = np.stack([(layer + 1) * self.size + query, layer * self.size + key], axis=1)
-        self.graph = igraph.Graph(n=(self.depth + 1) * self.size, edges=ends, directed=True)
+        upper, lower = (layer + 1) * self.size + query, layer * self.size + key
+        ends = np.stack([upper, lower], axis=1).tolist()
         self.capacities = edges[layer, query, key].tolist()
+        for number, group in enumerate(groups):
+            ends += [(target, nodes + number) for target in group]
+            self.capacities += [2 * float(edges[0].sum())] * len(group)
+        self.graph = igraph.Graph(n=nodes + len(groups), edges=ends, directed=True)
+        self.drains = range(nodes, nodes + len(groups))
 
     def flow(self, source: int, target: int) -> float:
         return float(
             self.graph.maxflow_value(self.depth * self.size + source, target, self.capacities)
         )
+
+    def flow_to_group(self, source: int, group: int) -> float:
+        return self.flow(source, self.drains[group])
 
 
 def attention(kind: str, layers: int, size: int, rng: np.random.Generator) -> Floats:
@@ -103,6 +121,29 @@ def any_attention(
     return np.concatenate(
         [attention(draw(st.sampled_from(kinds)), 1, size, rng) for _ in range(layers)]
     )
+
+
+@st.composite
+def any_capacities(
+    draw: st.DrawFn, max_layers: int = 5, max_size: int = 6, kinds: list[str] = KINDS
+) -> Floats:
+    """Edges [layer, query, key] whose rows sum to anything, 0 too, on any scale."""
+    weights = draw(any_attention(max_layers=max_layers, max_size=max_size, kinds=kinds))
+    layers, size, _ = weights.shape
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sums = np.exp(draw(st.sampled_from([0.0, 0.5, 3.0])) * rng.normal(size=(layers, size, 1)))
+    sums[rng.random(sums.shape) < draw(st.sampled_from([0.0, 0.2]))] = 0.0
+    return edges_of(weights, draw(st.sampled_from([0.0, 0.5]))) * (
+        sums * draw(st.sampled_from([1e-9, 0.3, 1.0, 7.0, 1e9]))
+    )
+
+
+@st.composite
+def any_groups(draw: st.DrawFn, size: int) -> list[list[int]]:
+    """Groups of positions, in any order, that need not cover all."""
+    order = draw(st.permutations(range(size)))
+    ends = sorted(draw(st.sets(st.integers(1, size), min_size=1, max_size=4)))
+    return [list(order[start:end]) for start, end in pairwise([0, *ends])]
 
 
 def edges_of(weights: Floats, residual: float = 0.5) -> Floats:

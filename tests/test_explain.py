@@ -47,7 +47,10 @@ def test_scores_are_rows_of_one_layer_by_token_or_by_word() -> None:
     scores = found.scores(layer=2)
     assert list(scores) == ["raw", "rollout", "flow", "blank_out"]
     np.testing.assert_array_equal(scores["flow"][1], found.flow.at(0, 2))
-    assert found.scores(by_word=True)["raw"][0] == ("[CLS]", "the", "lost", "key", "[SEP]")
+    words = found.scores(layer=2, by_word=True)
+    assert words["raw"][0] == words["flow"][0] == ("[CLS]", "the", "lost", "key", "[SEP]")
+    exact = af.flow(found.attention, layers=[2], positions=[0], groups="words").at(0)
+    np.testing.assert_array_equal(words["flow"][1], exact)
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,8 @@ def test_paths_carry_the_flow_and_the_cut_is_marked() -> None:
     assert "from the in layer 3 to keys in layer 1" in drawn.axes[0].get_title()
     legend: Any = drawn.axes[0].get_legend()
     assert f"minimum cut ({len(best.cut)} edge" in legend.get_texts()[1].get_text()
+    together = figures.flow_paths(af.max_flow(GRAPH, source=(3, 1), target=(1, [2, 0])))
+    assert together.artists["ends"].get_offsets().tolist() == [[1, 3], [2, 1], [0, 1]]
 
 
 # ---- maps -----------------------------------------------------------------------------------------------------------------------

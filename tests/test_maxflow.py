@@ -24,6 +24,8 @@ from tests.oracles import (
     Floats,
     Igraph,
     any_attention,
+    any_capacities,
+    any_groups,
     attention,
     edges_of,
     rational_flow,
@@ -32,6 +34,7 @@ from tests.oracles import (
 
 EXACT = 1e-9
 SAME = 1e-12
+NOTHING = 2.0**-52  # of the largest row sum: what carries nothing
 
 
 def all_flows(edges: Floats) -> Floats:
@@ -61,7 +64,7 @@ def test_flow_of_mixed_layers_equals_rational_oracle(
     source, target = (data.draw(st.integers(0, len(edges[0]) - 1)) for _ in range(2))
     expected = rational_flow(edges, source, target)
     assert abs(all_flows(edges)[source, target] - expected) < EXACT
-    assert abs(one_flow(edges, source, target)[0] - expected) < EXACT
+    assert abs(one_flow(edges, source, [target])[0] - expected) < EXACT
 
 
 @pytest.mark.parametrize(("name", "weights"), list(real_attention()))
@@ -116,29 +119,156 @@ def silent_flow(graph: af.AttentionGraph) -> af.TokenAttention:
         return af.flow(graph, positions=[40], normalize=None)
 
 
-def check_flow(edges: Floats, best: af.MaxFlow, source: int, target: int) -> None:
-    flow = best.edges
-    assert (flow >= -SAME).all()
-    assert (flow <= edges + SAME).all()
+def check_flow(edges: Floats, best: af.MaxFlow, source: int, *targets: int) -> None:
+    """Capacity, conservation, and a cut of the same size: the proof of a maximum flow."""
+    flow, same, group = best.edges, SAME * max_sum(edges), list(targets)
+    assert (flow >= -same).all()
+    assert (flow <= edges + same).all()
     sent, received = flow.sum(axis=2), flow.sum(axis=1)  # [layer, query] and [layer, key]
-    assert (
-        np.abs(sent[:-1] - received[1:]).max(initial=0.0) < SAME
-    )  # what enters an inner node leaves it
+    # what enters an inner node leaves it
+    assert np.abs(sent[:-1] - received[1:]).max(initial=0.0) <= same
     assert np.abs(np.delete(sent[-1], source)).max(initial=0.0) == 0.0
-    assert np.abs(np.delete(received[0], target)).max(initial=0.0) == 0.0
-    assert abs(sent[-1, source] - best.value) < SAME
-    assert abs(received[0, target] - best.value) < SAME
-    assert abs(best.cut_capacity - best.value) < SAME
-    without_cut = edges.copy()
+    assert np.abs(np.delete(received[0], group)).max(initial=0.0) == 0.0
+    assert abs(sent[-1, source] - best.value) <= same
+    assert abs(received[0, group].sum() - best.value) <= same
+    assert abs(best.cut_capacity - best.value) <= same
+    without_cut = edges > 0
     for layer, query, key in best.cut:
-        assert (
-            abs(flow[layer - 1, query, key] - edges[layer - 1, query, key]) < SAME
-        )  # every edge of the cut is full
-        without_cut[layer - 1, query, key] = 0.0
-    reached = np.eye(edges.shape[1])[source]
+        # every edge of the cut is full
+        assert abs(flow[layer - 1, query, key] - edges[layer - 1, query, key]) <= same
+        without_cut[layer - 1, query, key] = False
+    reached = np.arange(edges.shape[1]) == source
     for layer in without_cut[::-1]:
         reached = reached @ layer
-    assert reached[target] == 0.0  # and nothing gets past it
+    assert not reached[group].any()  # and nothing gets past it
+
+
+def max_sum(edges: Floats) -> float:
+    return float(edges.sum(axis=-1).max())
+
+
+# ---- groups, and edges whose rows sum to anything -----------------------------------------------
+
+
+def certificate(edges: Floats, source: int, *targets: int) -> af.MaxFlow:
+    value, flow, cut = one_flow(edges, source, targets)
+    places = tuple((layer + 1, query, key) for layer, query, key in np.argwhere(cut).tolist())
+    top = (len(edges), source)
+    return af.MaxFlow(value, top, (0, targets), flow, places, float(edges[cut].sum()), ())
+
+
+@settings(max_examples=150, deadline=None)
+@given(any_capacities(), st.data())
+def test_any_capacities_and_groups_equal_rational_oracle(
+    edges: Floats, data: st.DataObject
+) -> None:
+    size, exact = edges.shape[1], EXACT * max_sum(edges)
+    groups = data.draw(any_groups(size))
+    source = data.draw(st.integers(0, size - 1))
+    causal = bool(af.graph.is_causal(edges))
+    for given_groups, targets in [(None, [[m] for m in range(size)]), (groups, groups)]:
+        expected = np.array([rational_flow(edges, source, *group) for group in targets])
+        layer = flows_from(edges, np.arange(size), groups=given_groups, causal=causal)
+        row = flows_from(edges, np.array([source]), groups=given_groups, causal=causal)
+        every = flows_of_all_layers(edges, groups=given_groups, causal=causal)
+        for found in (layer[source], row[0], every[-1, source]):
+            assert found.shape == expected.shape
+            assert (np.abs(found - expected) <= exact).all()
+        for group, value in zip(targets, expected, strict=True):
+            best = certificate(edges, source, *group)
+            assert abs(best.value - value) <= exact
+            check_flow(edges, best, source, *group)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_capacities(max_layers=9, max_size=16), st.data())
+def test_any_capacities_and_groups_equal_igraph(edges: Floats, data: st.DataObject) -> None:
+    groups = data.draw(any_groups(edges.shape[1]))
+    causal = bool(af.graph.is_causal(edges))
+    peer = Igraph(edges, groups)
+    flows = flows_from(edges, np.arange(edges.shape[1]), groups=groups, causal=causal)
+    every = flows_of_all_layers(edges, groups=groups, causal=causal)
+    assert (np.abs(every[-1] - flows) <= SAME * max_sum(edges)).all()
+    for source in range(edges.shape[1]):
+        for group in range(len(groups)):
+            expected = peer.flow_to_group(source, group)
+            assert abs(flows[source, group] - expected) <= EXACT * max_sum(edges)
+
+
+@pytest.mark.parametrize(("name", "weights"), list(real_attention()))
+@pytest.mark.parametrize("factor", [1.0, 1e9])
+@pytest.mark.parametrize("layers", [2, 6, 12])
+def test_groups_on_real_attention_equal_igraph(
+    name: str, weights: Floats, factor: float, layers: int
+) -> None:
+    rng = np.random.default_rng(layers)
+    edges = edges_of(weights[:layers]) * rng.uniform(0.5, 1.0, (layers, 64, 1)) * factor
+    groups = [list(range(start, start + 4)) for start in range(0, 60, 4)]
+    flows = flows_from(edges, np.arange(64), groups=groups, causal=name == "smollm2")
+    peer = Igraph(edges, groups)
+    for source, group in np.random.default_rng(0).integers(0, (64, 15), (20, 2)):
+        expected = peer.flow_to_group(source, group)
+        assert abs(flows[source, group] - expected) <= EXACT * max_sum(edges)
+
+
+def test_flow_to_a_group_is_not_the_sum_of_flows() -> None:
+    """Two targets that share one narrow edge: each gets all of it, both together no more."""
+    edges = np.zeros((3, 3, 3))
+    edges[2, 0, 0], edges[1, 0, 0], edges[0, 0] = 1.0, 0.2, (0.0, 0.5, 0.5)
+    single = flows_from(edges, np.array([0]))[0]
+    together = flows_from(edges, np.array([0]), groups=[[1, 2]])[0]
+    np.testing.assert_allclose(single, [0.0, 0.2, 0.2])
+    np.testing.assert_allclose(together, [0.2])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 1e9, 3.0])
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 8])
+def test_a_capacity_of_2_to_the_minus_52_carries_nothing_at_any_depth(
+    layers: int, scale: float
+) -> None:
+    chain = np.zeros((layers, 2, 2))
+    chain[:, 0, 0] = chain[:, 1, 1] = 1.0
+    for narrow in range(layers):
+        for times, carries in [(0.9, False), (4.0, True)]:
+            edges = chain.copy()
+            edges[narrow, 0, 0] = times * NOTHING
+            edges *= scale
+            found = [
+                flows_from(edges, np.array([0]))[0, 0],
+                flows_from(edges, np.array([0]), groups=[[0]])[0, 0],
+                flows_of_all_layers(edges)[-1, 0, 0],
+                one_flow(edges, 0, [0])[0],
+            ]
+            expected = times * NOTHING * scale if carries else 0.0
+            assert [value > 0 for value in found] == [carries] * 4
+            np.testing.assert_allclose(found, expected, rtol=0, atol=NOTHING * scale)
+
+
+@pytest.mark.parametrize("layers", [3, 4, 8])
+def test_a_small_bound_is_not_taken_for_a_flow(layers: int) -> None:
+    """A target that takes in next to nothing, and that no path reaches."""
+    edges = np.zeros((layers, 2, 2))
+    edges[:, 0, 0] = edges[:, 1, 1] = 1.0
+    edges[0, 0, 0] = 4 * NOTHING
+    edges[1, 0, 0] = 0.0
+    assert flows_from(edges, np.array([0]))[0, 0] == 0.0
+    assert flows_of_all_layers(edges)[-1, 0, 0] == 0.0
+    assert one_flow(edges, 0, [0])[0] == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_capacities(max_layers=8, kinds=["extreme", "sparse", "peaky", "window", "blocks"]))
+def test_what_cannot_be_reached_has_no_flow_at_all(edges: Floats) -> None:
+    carrying = edges > NOTHING * max_sum(edges)
+    causal = bool(af.graph.is_causal(edges))
+    reached = np.eye(edges.shape[1], dtype=bool)
+    every = flows_of_all_layers(edges, causal=causal)
+    for layer, found in enumerate(every, start=1):
+        reached = carrying[layer - 1] @ reached  # [source, target]: is there any path?
+        assert ((found > 0) == reached).all()
+        if max_sum(edges[:layer]) == max_sum(edges):
+            alone = flows_from(edges[:layer], np.arange(edges.shape[1]), causal=causal)
+            assert ((alone > 0) == reached).all()
 
 
 # ---- what is proved of flow -----------------------------------------------------------------------------------------------------
@@ -148,7 +278,7 @@ def check_flow(edges: Floats, best: af.MaxFlow, source: int, target: int) -> Non
 @given(any_attention(), st.sampled_from([0.0, 0.5]))
 def test_one_layer_and_two_layers_have_closed_forms(weights: Floats, residual: float) -> None:
     edges = edges_of(weights, residual)
-    assert (all_flows(edges[:1]) == edges[0]).all()
+    assert (all_flows(edges[:1]) == np.where(edges[0] > NOTHING, edges[0], 0.0)).all()
     if len(edges) > 1:
         both = np.minimum(edges[1][:, :, None], edges[0][None]).sum(axis=1)  # [source, target]
         assert np.abs(all_flows(edges[:2]) - both).max() < SAME
@@ -213,7 +343,7 @@ def test_the_waist_of_a_deep_graph_is_found_and_changes_no_value() -> None:
     inner, demands = edges[1:-1], np.ascontiguousarray(edges[0].T)
     cuts = outer_cuts(edges[-1], demands, np.arange(64), False)
     assert find_waist(Problem(edges[-1], demands, inner, ways_of(inner), cuts, False)) is not None
-    single = [one_flow(edges, source, target)[0] for source in (0, 30) for target in range(64)]
+    single = [one_flow(edges, source, [target])[0] for source in (0, 30) for target in range(64)]
     assert np.abs(all_flows(edges)[[0, 30]].ravel() - single).max() < SAME
 
 

@@ -1,7 +1,10 @@
 """Raw attention, rollout and flow: shapes, closed forms, consistency, normalisation and what they refuse."""
 
 import json
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow as af
-from tests.oracles import Floats, any_attention, attention, edges_of, rational_flow, real_attention
+from attnflow.notices import collect_notices
+from tests.oracles import (
+    Floats,
+    any_attention,
+    any_groups,
+    attention,
+    edges_of,
+    rational_flow,
+    real_attention,
+)
 
 SAME = 1e-12
 WEIGHTS = attention("peaky", 4, 6, np.random.default_rng(1))
@@ -199,12 +211,294 @@ def test_saturation_is_marked_and_warned_of_once() -> None:
     assert low.mean() < 0.5
 
 
+def test_a_row_that_hardly_tells_keys_apart_is_warned_of_if_it_was_asked_for() -> None:
+    """From MiniLM's CLS at layer 6 nearly all flows are alike, and few sit at a bound."""
+    graph = af.AttentionGraph(dict(real_attention())["minilm"][:6])
+    message = r"attention flow from layer 6 is even: the spread of a row is 0\.0085 .*rollout"
+    with pytest.warns(af.SaturationWarning, match=message) as caught:
+        shown = af.flow(graph, layers=[2, 6], positions=[0])
+    assert len(caught) == 1
+    assert shown.saturated is not None
+    assert shown.saturated[1].mean() < 0.95
+    with collect_notices() as notices:
+        af.flow(graph, layers=[2, 3, 4], positions=[0])
+    assert notices == []
+
+
+def test_short_sentences_of_the_bundled_model_are_not_called_even() -> None:
+    model = af.load("verb-number")
+    texts = ["the key to the cabinets", "a popular author that describes this teacher"]
+    texts += ["the keys to the cabinet near the door", "today every station for that player"]
+    with collect_notices() as notices:
+        for attention in af.capture(model, texts):
+            af.flow(attention, layers=range(1, 7))
+    assert not [text for text in notices if "is even" in text]
+
+
+def test_rows_that_see_few_keys_are_not_called_even() -> None:
+    causal = np.tril(np.ones((12, 12))) / np.arange(1, 13)[:, None]
+    with collect_notices() as notices:
+        af.flow(np.stack([causal] * 4), positions=range(7), normalize="receptive_field")
+    assert notices == []
+    with pytest.warns(af.SaturationWarning, match="is even: the spread of a row is"):
+        af.flow(np.stack([causal] * 4), positions=[7], normalize="receptive_field")
+
+
+def test_notices_stay_in_their_context_and_leave_the_filters_alone() -> None:
+    """Threads that collect and threads that do not, all at once."""
+    even = af.AttentionGraph(np.full((6, 9, 9), 1 / 9), residual=0)
+    together = threading.Barrier(8)
+    before = (list(warnings.filters), warnings.showwarning)
+    heard: dict[int, list[str]] = {}
+
+    def ask(number: int) -> None:
+        layers = number // 2 + 2  # each message names its thread's own layer
+        together.wait()
+        for _ in range(20):
+            if number % 2:
+                with collect_notices() as notices:
+                    af.flow(even, layers=layers)
+                    time.sleep(0.001)
+                heard.setdefault(number, []).extend(notices)
+            else:
+                try:
+                    af.flow(even, layers=layers)
+                except af.SaturationWarning as warning:  # as pytest's filter has it
+                    heard.setdefault(number, []).append(str(warning))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+    assert (list(warnings.filters), warnings.showwarning) == before
+    for number in range(8):
+        assert len(heard[number]) == 20
+        assert len(set(heard[number])) == 1
+        assert f"from layer {number // 2 + 2} is" in heard[number][0]
+
+
+def test_explaining_in_threads_leaves_the_filters_alone() -> None:
+    model = af.load("verb-number")
+    text = "today that popular player that some large authors visit usually"
+    before = (list(warnings.filters), warnings.showwarning)
+    inside: list[bool] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            inside.append((list(warnings.filters), warnings.showwarning) == before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for _ in range(3):
+            af.explain(text, model=model, importance=())
+    finally:
+        done.set()
+        watcher.join()
+    assert all(inside)
+
+
 def test_short_or_shallow_graphs_are_not_warned_of() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         af.flow(np.full((6, 7, 7), 1 / 7))
         af.flow(np.full((1, 20, 20), 1 / 20))
     assert caught == []
+
+
+# ---- what limits a flow, and how much a row tells ---------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_attention(max_layers=4), st.sampled_from([0.0, 0.5]), st.data())
+def test_what_limits_a_flow_is_its_source_its_target_or_neither(
+    weights: Floats, residual: float, data: st.DataObject
+) -> None:
+    graph = af.AttentionGraph(weights, residual=residual)
+    groups = data.draw(st.none() | any_groups(graph.size))
+    targets = [[key] for key in range(graph.size)] if groups is None else groups
+    result = af.flow(graph, groups=groups, layers=range(1, graph.depth + 1))
+    assert result.limited_by is not None
+    assert result.limited_by.shape == result.values.shape
+    assert ((result.limited_by != "between") == result.saturated).all()
+    for layer in result.layers:
+        for source in range(graph.size):
+            for place, group in enumerate(targets):
+                value = rational_flow(graph.edges[:layer], source, *group)
+                bounds = {
+                    "source": graph.edges[layer - 1, source].sum(),
+                    "target": graph.edges[0][:, group].sum(),
+                }
+                met = [name for name, bound in bounds.items() if abs(value - bound) <= 1e-9]
+                assert result.limited_by[layer - 1, source, place] == (*met, "between")[0]
+
+
+def test_only_flow_has_limits() -> None:
+    for method in (af.raw, af.rollout):
+        result = method(GRAPH)
+        assert result.limited_by is None
+        assert result.saturated is None
+
+
+def plain_spread(row: Floats, seen: list[bool]) -> float:
+    """By the definition, one row at a time."""
+    count = sum(seen)
+    if count < 2 or row.sum() == 0:
+        return 0.0
+    shares = [value / row.sum() for value, sees in zip(row, seen, strict=True) if sees]
+    return float(sum(abs(share - 1 / count) for share in shares) / 2 / (1 - 1 / count))
+
+
+@pytest.mark.parametrize("method", ["raw", "rollout", "flow"])
+@pytest.mark.parametrize("window", [None, 2, (None, 3, 2), (3, 2, 4)])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("normalize", ["sum", None])
+@pytest.mark.parametrize("groups", [None, [[1, 2], [6], [4, 3]]])
+@pytest.mark.parametrize("without", [(), (5,)])
+def test_spread_is_the_distance_from_even_over_the_keys_that_a_row_may_see(
+    method: str,
+    window: Any,
+    causal: bool,
+    normalize: str | None,
+    groups: list[list[int]] | None,
+    without: tuple[int, ...],
+) -> None:
+    size, depth = 7, 3
+    windows = window if isinstance(window, tuple) else (window,) * depth
+    distance = np.arange(size)[None, :] - np.arange(size)[:, None]  # key minus query
+    sees = np.array(
+        [
+            (distance <= (0 if causal else size)) & (np.abs(distance) < (each or size + 1))
+            for each in windows
+        ]
+    )
+    weights = np.random.default_rng(3).random((depth, size, size)) * sees
+    weights /= weights.sum(axis=-1, keepdims=True)
+    attention = af.Attention(weights, causal=causal, window=window)
+    options: dict[str, Any] = {"groups": groups, "normalize": normalize}
+    result = af.METHODS[method](
+        attention.graph(without=without), layers=range(1, depth + 1), **options
+    )
+    reach = np.eye(size, dtype=bool)
+    targets = [[key] for key in range(size)] if groups is None else groups
+    for layer in result.layers:
+        reach = sees[layer - 1] if method == "raw" else sees[layer - 1] @ reach
+        for position in result.positions:
+            keys = reach[position] & ~np.isin(np.arange(size), without)
+            seen = [bool(keys[group].any()) for group in targets]
+            expected = plain_spread(result.at(position, layer), seen)
+            place = result.layers.index(layer), result.positions.index(position)
+            assert abs(result.spread[place] - expected) < SAME
+
+
+def test_spread_goes_from_nothing_told_to_one_key() -> None:
+    assert (af.rollout(np.full((2, 5, 5), 0.2)).spread > 0.1).all()  # the residual favours one key
+    even = af.AttentionGraph(np.full((2, 5, 5), 0.2), residual=0)
+    assert np.abs(af.rollout(even).spread).max() < SAME
+    alone = af.AttentionGraph(np.eye(5)[None], causal=False)
+    assert np.abs(af.rollout(alone).spread - 1).max() < SAME
+    assert af.rollout([[[1.0]]]).spread.tolist() == [[0.0]]
+    causal = af.rollout(attention("causal", 2, 4, np.random.default_rng(0)), groups=[[2], [3]])
+    assert causal.spread[0, :3].tolist() == [0.0, 0.0, 0.0]  # no group, none, and one to be seen
+
+
+# ---- groups -------------------------------------------------------------------------------------
+
+
+WORDS = af.Attention(
+    WEIGHTS,
+    tokens=["[CLS]", "un", "##believ", "##able", "Ġkeys", "[SEP]"],
+    words=[None, 0, 0, 0, 1, None],
+)
+
+
+@pytest.mark.parametrize("normalize", ["sum", "receptive_field", None])
+@pytest.mark.parametrize("method", [af.raw, af.rollout])
+def test_groups_of_raw_and_rollout_are_sums(method: Any, normalize: str | None) -> None:
+    groups = [[4, 1], [0], [5]]
+    single = method(GRAPH, normalize=None)
+    together = method(GRAPH, normalize=normalize, groups=groups)
+    expected = np.stack([single.values[..., group].sum(axis=-1) for group in groups], axis=-1)
+    if normalize == "receptive_field":
+        even = method(GRAPH.uniform(), normalize=None).values
+        expected /= np.stack([even[..., group].sum(axis=-1) for group in groups], axis=-1)
+    if normalize is not None:
+        expected /= expected.sum(axis=-1, keepdims=True)
+    assert np.abs(together.values - expected).max() < SAME
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_attention(max_layers=5), st.data())
+def test_flow_to_a_group_is_its_own_maximum_flow(weights: Floats, data: st.DataObject) -> None:
+    graph = af.AttentionGraph(weights)
+    groups = data.draw(any_groups(graph.size))
+    bottom = data.draw(st.integers(0, graph.depth - 1))
+    source = data.draw(st.integers(0, graph.size - 1))
+    options: dict[str, Any] = {"groups": groups, "bottom": bottom, "normalize": None}
+    row = af.flow(graph, positions=[source], **options).at(source)
+    every = af.flow(graph, layers=range(bottom + 1, graph.depth + 1), **options).at(source)
+    for place, group in enumerate(groups):
+        expected = rational_flow(graph.edges[bottom:], source, *group)
+        best = af.max_flow(graph, source=(graph.depth, source), target=(bottom, group))
+        assert best.targets == tuple(group)
+        assert abs(best.cut_capacity - expected) < 1e-9
+        for found in (row[place], every[place], best.value):
+            assert abs(found - expected) < 1e-9
+
+
+@pytest.mark.parametrize("method", [af.raw, af.rollout, af.flow])
+def test_even_attention_is_even_over_groups_of_a_receptive_field(method: Any) -> None:
+    causal = np.tril(np.ones((6, 6))) / np.arange(1, 7)[:, None]
+    groups = [[0, 1], [2], [3, 4]]
+    options: dict[str, Any] = {"groups": groups, "positions": [5]}
+    result = method(np.stack([causal] * 3), normalize="receptive_field", **options)
+    assert np.abs(result.values - 1 / 3).max() < SAME
+
+
+@pytest.mark.parametrize("method", [af.raw, af.rollout, af.flow])
+def test_groups_have_names_and_positions(method: Any) -> None:
+    words = method(WORDS, groups="words")
+    assert words.tokens == ("[CLS]", "unbelievable", "keys", "[SEP]")
+    assert [group.positions for group in words.groups] == [(0,), (1, 2, 3), (4,), (5,)]
+    assert words.words is None
+    assert words.queries == WORDS.tokens
+    assert method(WORDS).groups is None
+    lists = method(WORDS, groups=[range(1, 5), np.array([0])])
+    assert lists.tokens == ("unbelievable keys", "[CLS]")
+    named = method(WORDS, groups={"all of it": {1, 2, 3, 4}, "start": (0,)})
+    assert named.tokens == ("all of it", "start")
+    assert np.abs(named.values - lists.values).max() < SAME
+    again = method(WORDS, groups=named.groups)
+    assert again.groups == named.groups
+    assert method(WEIGHTS, groups=[[3, 1], [0]]).tokens == ("1, 3", "0")
+    assert method(WORDS, groups="words").at(2).shape == (4,)
+    left = method(WORDS.graph(without=[0, 2]), groups="words")
+    assert [group.positions for group in left.groups] == [(1, 3), (4,), (5,)]
+
+
+def test_by_word_is_a_group_for_each_word_and_flow_refuses_to_be_summed() -> None:
+    for method in (af.raw, af.rollout):
+        summed, grouped = method(WORDS).by_word(), method(WORDS, groups="words")
+        assert summed.groups == grouped.groups
+        assert np.abs(summed.values - grouped.values).max() < SAME
+        assert np.abs(summed.spread - grouped.spread).max() < SAME
+    with pytest.raises(af.OptionError, match=r"not the sum .* flow\(graph, groups='words'\)"):
+        af.flow(WORDS).by_word()
+
+
+def test_groups_are_written_to_files(tmp_path: Path) -> None:
+    result = af.flow(WORDS, groups="words")
+    read = json.loads(result.save(tmp_path / "words.json").read_text())
+    assert read["groups"] == [[0], [1, 2, 3], [4], [5]]
+    assert read["tokens"] == list(result.tokens)
+    with np.load(result.save(tmp_path / "words.npz")) as arrays:
+        ends = np.cumsum(arrays["group_lengths"])[:-1]
+        assert [part.tolist() for part in np.split(arrays["group_positions"], ends)] == [
+            [0],
+            [1, 2, 3],
+            [4],
+            [5],
+        ]
+    assert repr(result) == "<TokenAttention: flow from layers 4 to layer 0, 6 positions, 4 groups>"
 
 
 # ---- results --------------------------------------------------------------------------------------------------------------------
@@ -322,6 +616,27 @@ BAD: list[tuple[Any, str]] = [
         "position of target must be from 0 to 5; got 6",
     ),
     (lambda: af.max_flow(GRAPH, source=4, target=(0, 6)), "source must be a pair"),  # type: ignore[arg-type]
+    (lambda: af.max_flow(GRAPH, source=(4, [0, 1]), target=(0, 1)), "source must be one; got"),  # type: ignore[arg-type]
+    (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [])), "must be at least one; got none"),
+    (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [1, 1])), "different ones; got 1 twice"),
+    (lambda: af.flow(GRAPH, groups="words"), "this graph has none: give Attention.words="),
+    (lambda: af.raw(GRAPH, groups="sentences"), "unknown groups 'sentences'; choose 'words'"),
+    (lambda: af.raw(GRAPH, groups=[]), "at least one group must be given; got none"),
+    (lambda: af.raw(GRAPH, groups=5), "groups must be a list; got 5"),  # type: ignore[arg-type]
+    (lambda: af.raw(GRAPH, groups=[0, 1]), "groups must be lists of positions.*; got 0"),  # type: ignore[list-item]
+    (lambda: af.raw(GRAPH, groups=["ab"]), "groups must be lists of positions.*; got 'ab'"),  # type: ignore[list-item]
+    (lambda: af.flow(GRAPH, groups=[[0], []]), "positions of group 1 must be at least one"),
+    (lambda: af.flow(GRAPH, groups=[[0], [6]]), "group 1 must be from 0 to 5; got 6"),
+    (lambda: af.flow(GRAPH, groups=[[0], [1, 1]]), "group 1 must be different ones; got 1 twice"),
+    (
+        lambda: af.rollout(GRAPH, groups=[[0, 1], [2, 1]]),
+        "in one group only; got 1 in groups 0 and 1",
+    ),
+    (lambda: af.rollout(GRAPH, groups={1: [2]}), "names of groups must be strings; got 1"),  # type: ignore[arg-type]
+    (
+        lambda: af.rollout(af.Attention(WEIGHTS).graph(without=[2]), groups=[[2]]),
+        "position 2 was taken out of this graph",
+    ),
     (lambda: af.rollout(GRAPH).at(9), "position 9 was not computed"),
     (lambda: af.flow(GRAPH).at(0, layer=2), "layer 2 was not computed; this result has layers 4"),
     (

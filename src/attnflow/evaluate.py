@@ -4,7 +4,6 @@ import io
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from attnflow.capture import capture
-from attnflow.errors import AttnFlowError, FileError, OptionError, SaturationWarning
+from attnflow.errors import AttnFlowError, FileError, OptionError
 from attnflow.files import by_ending, read_lines, write_csv
 from attnflow.graph import RESIDUAL, Floats, integers
 from attnflow.importance import IMPORTANCES
 from attnflow.methods import METHODS
 from attnflow.models import Encoded, Model
+from attnflow.notices import collect_notices
 from attnflow.progress import progress_bar
 
 TIES = 9  # scores of one example that agree to so many digits of the largest are equal: what is left is rounding
@@ -379,10 +379,7 @@ def queried(
     """[layer, token] of one method at the position that a query means, or over all: "focal", "max", "mean" or a number."""
     position = model.focal(encoded, causal=graph.causal) if query == "focal" else query
     positions = None if position in ("max", "mean") else [position]
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", SaturationWarning
-        )  # that flow says little shows in what is made of it
+    with collect_notices():  # that flow says little shows in what is made of it
         values = METHODS[name](
             graph, positions=positions, **options
         ).values  # [layer, query, token]

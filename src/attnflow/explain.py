@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,14 @@ import numpy.typing as npt
 
 from attnflow.attention import Attention
 from attnflow.capture import capture
-from attnflow.errors import OptionError, SaturationWarning
+from attnflow.errors import OptionError
 from attnflow.files import PICTURES, Writer, by_ending, known_ending, write_csv
 from attnflow.graph import RESIDUAL, integers
 from attnflow.importance import IMPORTANCES, Importance
 from attnflow.loading import BUNDLED, load
 from attnflow.methods import flow, raw, rollout
 from attnflow.models import Model
+from attnflow.notices import collect_notices
 from attnflow.results import TokenAttention
 
 ALL_FLOWS = 64  # up to so many tokens, flow is computed for every position of every layer
@@ -59,16 +59,31 @@ class Explanation:
     ) -> dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]]:
         """(tokens, one number a token) of each method in a layer, the top one if none is given, and of each importance.
 
-        by_word: subwords summed to words.
+        by_word: subwords summed to words; of flow, the maximum flow to each whole word.
         """
         found: dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]] = {}
         for name, result in self.methods.items():
-            shown = result.by_word() if by_word else result
+            shown = result
+            if by_word:
+                shown = self._flow_by_word(layer) if name == "flow" else result.by_word()
             found[name] = (shown.tokens, shown.at(self.position, layer))
         for name, importance in self.importance.items():
             summed = importance.by_word() if by_word else importance
             found[name] = (summed.tokens, summed.values)
         return found
+
+    def _flow_by_word(self, layer: int | None) -> TokenAttention:
+        """The flow of the explained position to whole words, in a layer; the top one if None."""
+        top = max(self.flow.layers) if layer is None else layer
+        graph = self.attention.graph(residual=self.residual)
+        with collect_notices():  # `notes` has them already
+            return flow(
+                graph,
+                layers=[top],
+                positions=[self.position],
+                normalize=self.flow.normalize,
+                groups="words",
+            )
 
     def rows(self) -> Iterator[tuple[str, int | None, int, str, float]]:
         """(method, layer, position of the token, token, value) of the explained position; importance has no layer."""
@@ -197,8 +212,7 @@ def explain(
         raise OptionError(f"position must be from 0 to {graph.size - 1}; got {position}")
     every = range(1, graph.depth + 1)
     options: dict[str, Any] = {"layers": every, "normalize": normalize}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SaturationWarning)
+    with collect_notices() as notices:
         flows = flow(
             graph,
             positions=None if graph.size <= ALL_FLOWS else [position],
@@ -232,6 +246,6 @@ def explain(
         rollout=rollout(graph, **options),
         flow=flows,
         importance=scored,
-        notes=tuple(dict.fromkeys(str(each.message) for each in caught)),
+        notes=tuple(dict.fromkeys(notices)),
         residual=residual,
     )

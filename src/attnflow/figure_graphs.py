@@ -202,7 +202,10 @@ def flow_paths(
     edges, weights, note = edges_of(
         max_flow.edges, layers, range(size), chosen_count(strongest, size)
     )
-    start, end = labels([max_flow.tokens[max_flow.source[1]], max_flow.tokens[max_flow.target[1]]])
+    start, *ends_named = labels(
+        [max_flow.tokens[place] for place in (max_flow.source[1], *max_flow.targets)]
+    )
+    end = " ".join(ends_named)
     title = f"maximum flow {max_flow.value:.3g}\nfrom {start} in layer {upper} to {end} in layer {lower}"
     width, height = graph_size(len(layers), max_flow.tokens, orientation)
     ax = paper(width, height + 0.3).subplots() if ax is None else given_axes(ax, 1)[0]
@@ -239,7 +242,12 @@ def flow_paths(
         ),
         "nodes": graph_frame(ax, layers, max_flow.tokens, orientation, None),
     }
-    ends = np.array([at(orientation, *max_flow.source), at(orientation, *max_flow.target)])
+    ends = np.array(
+        [
+            at(orientation, *max_flow.source),
+            *(at(orientation, lower, target) for target in max_flow.targets),
+        ]
+    )
     artists["ends"] = ax.scatter(
         ends[:, 0], ends[:, 1], s=34, facecolor="white", edgecolor="black", linewidth=1.2, zorder=4
     )

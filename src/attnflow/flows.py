@@ -3,10 +3,14 @@
 A job is done in the order of its cost: closed forms and bounds for all pairs, then a search through the *waist* of a deep graph, then
 a search of the whole graph for the pairs that are still open. Values do not depend on the way by which they were found, beyond
 rounding: a flow that meets a cut is given as the cut's capacity.
+
+Edges [layer, query, key] may be any finite numbers that are not negative. Within, they are on the
+scale on which the largest row sum is 1, and what carries nothing there (maxflow.py) is 0 in every
+supply and demand.
 """
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,9 +23,11 @@ from attnflow.maxflow import (
     Floats,
     Scratch,
     bounds_from_below,
+    find_scale,
     scratch,
     search_pairs,
     two_layers,
+    usable,
     ways_of,
 )
 
@@ -29,19 +35,29 @@ Tick = Callable[[int, int], None]  # told how much is done, and of how much
 BLOCK = 400_000  # nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
 
 
-# Outer cuts. All flow leaves the source and enters the target, so it is at most the sum of either side. In a causal graph edges
-# never lead to a later position, so what reaches target m from source k stays within m..k, and only that part of a sum counts.
+# What a target takes in. The nodes of a group drain into one target without limit, so what node u
+# of the lowest inner layer can hand on to the group is the sum of its edges into it. Each of these
+# edges must carry something by itself, so the sum is over what is usable.
+def find_demands(lowest: Floats, groups: Sequence[Sequence[int]] | None) -> Floats:
+    """[target, node] from the lowest edges [query, key]: of each key, or of each group of keys."""
+    columns = usable(lowest).T
+    if groups is not None:
+        columns = np.stack([columns[list(group)].sum(axis=0) for group in groups])
+    return np.ascontiguousarray(columns)
+
+
+# Outer cuts. All flow leaves the source and enters the target, so it is at most the sum of either
+# side. In a causal graph edges never lead to a later position, so what reaches the target from
+# source k stays between the first node with demand and k, and only that part of a sum counts. The
+# first node with demand is the target itself, or the first of a group, or a later one.
 def outer_cuts(
     supplies: Floats, demands: Floats, sources: npt.NDArray[np.int64], causal: bool
 ) -> Floats:
     """[source, target]: the smaller of what can leave the source and what can enter the target."""
     if causal:
-        leaving = supplies[:, ::-1].cumsum(axis=1)[
-            :, ::-1
-        ]  # [source, target]: over positions from the target on
-        entering = demands.cumsum(axis=1)[
-            :, sources
-        ].T  # [source, target]: over positions up to the source
+        first = (demands > 0).argmax(axis=1)  # [target]; any, where there is no demand
+        leaving = supplies[:, ::-1].cumsum(axis=1)[:, ::-1][:, first]  # from there on
+        entering = demands.cumsum(axis=1)[:, sources].T  # up to the source
     else:
         leaving = supplies.sum(axis=1)[:, None]  # [source, 1]
         entering = demands.sum(axis=1)[None, :]  # [1, target]
@@ -51,22 +67,30 @@ def outer_cuts(
 # ---- deep graphs: most of the depth is mixing that need not be searched -------------------------------------------------------
 
 
-# Lowering a supply. Node u hands out its supply in the proportions of its row: edge (u, v) carries supply[u] * edge[u, v], at most
-# its capacity, as supply is at most 1. (This is attention rollout, seen as a flow.) Raising a demand is its mirror image: node v
-# asks for its demand in the proportions of its column, at most all of it. So every flow between a lowered supply and a raised
-# demand extends to a flow of the whole graph, and where it meets a cut of the whole graph it is a maximum flow.
+# Carrying an amount through a step. Node u hands out its amount, or its row sum if that is less,
+# in the proportions of its row: edge (u, v) carries min(amount[u] / row sum[u], 1) * edge[u, v],
+# which fits, whatever the rows sum to. (Where rows sum to 1 this is attention rollout, seen as a
+# flow.) A node that hands out less than it was given is given less: each unit that arrives has a
+# path. A demand is carried up in the same way, by the columns. So every flow between a lowered
+# supply and a raised demand extends to a flow of the whole graph, and where it meets a cut of the
+# whole graph it is a maximum flow.
+def carry(amounts: Floats, step: Floats) -> Floats:
+    """amounts [end, node] carried through a step [node, next node]: [end, next node]."""
+    sums = step.sum(axis=1)
+    return np.minimum(amounts / np.where(sums > 0, sums, 1.0), 1.0) @ step
+
+
 def lower(supplies: Floats, steps: Floats) -> Floats:
     """supplies [source, node] carried down through steps [step, upper, lower]."""
     for step in steps[::-1]:
-        supplies = supplies @ step
+        supplies = carry(supplies, usable(step))
     return supplies
 
 
 def raise_(demands: Floats, steps: Floats) -> Floats:
     """demands [target, node] carried up through steps [step, upper, lower]."""
     for step in steps:
-        column_sums = step.sum(axis=0)
-        demands = np.minimum(demands / np.where(column_sums > 0, column_sums, 1.0), 1.0) @ step.T
+        demands = carry(demands, usable(step).T)
     return demands
 
 
@@ -188,16 +212,29 @@ def flows_from(
     edges: Floats,
     sources: npt.NDArray[np.int64],
     *,
+    groups: Sequence[Sequence[int]] | None = None,
+    scale: float | None = None,
     causal: bool = False,
     workers: int = 1,
     tick: Tick | None = None,
 ) -> Floats:
-    """[source, target]: the maximum flows from some nodes of the top layer to every node of layer 0. edges [layer, query, key]."""
-    supplies: Floats = edges[-1][sources]
+    """[source, target]: the maximum flows from some nodes of the top layer to layer 0.
+
+    edges [layer, query, key]. The targets are the nodes of layer 0, or groups of them. scale: the
+    largest row sum of the graph whose layers these are, found if None.
+    """
+    if scale is None:
+        scale = find_scale(edges)
+    if scale != 1.0:
+        scaled = edges / scale
+        return scale * flows_from(
+            scaled, sources, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
+        )
+    demands = find_demands(edges[0], groups)
     if len(edges) == 1:
-        return supplies
-    demands = np.ascontiguousarray(edges[0].T)
-    flows = np.full(supplies.shape, np.nan)
+        return np.ascontiguousarray(demands[:, sources].T)
+    supplies = usable(edges[-1][sources])
+    flows = np.full((len(supplies), len(demands)), np.nan)
     if len(edges) == 2:
         two_layers(supplies, demands, flows)
         return flows
@@ -209,23 +246,40 @@ def flows_from(
 
 
 def flows_of_all_layers(
-    edges: Floats, *, causal: bool = False, workers: int = 1, tick: Tick | None = None
+    edges: Floats,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    workers: int = 1,
+    tick: Tick | None = None,
 ) -> Floats:
-    """[layer, source, target]: the maximum flows from every node of layers 1..depth to every node of layer 0, bottom up."""
+    """[layer, source, target]: the maximum flows from every node of layers 1..depth, bottom up.
+
+    edges, groups and scale as for `flows_from`.
+    """
+    if scale is None:
+        scale = find_scale(edges)
+    if scale != 1.0:
+        scaled = edges / scale
+        return scale * flows_of_all_layers(
+            scaled, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
+        )
     depth, nodes, _ = edges.shape
     everyone = np.arange(nodes)
-    demands = np.ascontiguousarray(edges[0].T)
+    demands = find_demands(edges[0], groups)
     ways = ways_of(edges[1:-1])
-    flows = np.full(edges.shape, np.nan)
-    flows[0] = edges[0]
+    flows = np.full((depth, nodes, len(demands)), np.nan)
+    flows[0] = demands.T
     if depth > 1:
-        two_layers(edges[1], demands, flows[1])
+        two_layers(usable(edges[1]), demands, flows[1])
     for layer in range(2, depth):
-        bounds = outer_cuts(edges[layer], demands, everyone, causal)
+        supplies = usable(edges[layer])
+        bounds = outer_cuts(supplies, demands, everyone, causal)
         least = np.empty_like(bounds)
-        bounds_from_below(edges[layer], flows[layer - 1], bounds, least)
+        bounds_from_below(supplies, flows[layer - 1], bounds, least)
         np.copyto(flows[layer], bounds, where=least >= bounds - MET)
-        problem = Problem(edges[layer], demands, edges[1:layer], ways[: layer - 1], bounds, causal)
+        problem = Problem(supplies, demands, edges[1:layer], ways[: layer - 1], bounds, causal)
         settle(problem, flows[layer], workers, part_of(tick, layer, depth))
     return flows
 

@@ -12,7 +12,15 @@ The form in which it is searched
         inner[i, u, v] = edges[i+1, u, v]             what fits from node u of inner layer i+1 to node v of inner layer i
         demand[v]      = edges[0, v, target]          what node v of inner layer 0 can hand on to the target
 
-    Supply and demand may be any two vectors: that is how flows.py cuts a deep problem down to a shallow one.
+    Supply and demand may be any two vectors: that is how flows.py cuts a deep problem down to a
+    shallow one, and how several nodes of layer 0 become one target, into which all of them drain:
+    its demand is the sum of their columns.
+
+What carries nothing
+    Maximum flow is homogeneous: capacities times s give the flow times s. So all capacities are
+    divided by the largest row sum of the graph, solved, and multiplied back. On that scale a
+    capacity of at most 2^-52 carries nothing, in any layer and at any depth. It is what rounding
+    leaves of a full edge, and no search could tell the two apart.
 
 How it is searched
     By Dinic's algorithm, with one idea that suits dense layers: *which* edges can carry more is kept as bits, 64 edges to a
@@ -25,7 +33,7 @@ Why it is exact
     they are such a cut (Ford and Fulkerson). Between this and exact arithmetic stand only sums of float64 numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +46,9 @@ Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.uint64]
 Scratch = tuple[npt.NDArray[Any], ...]
 
-TINY = 2.0**-52  # a capacity this small carries nothing: it is what rounding leaves of a full edge
+TINY = 2.0**-52  # a capacity of at most this part of the largest row sum carries nothing
 MET = 1e-13  # a flow this close to a cut has met it, and the cut's capacity is the answer
+ROUNDING = 1e-13  # a largest row sum this close to 1 is 1: attention needs no division, no copy
 ONE = np.uint64(1)
 
 
@@ -114,12 +123,17 @@ def window(supply, demand, causal):
     return first, last
 
 
-# From the layer below, upwards. What passes through node u fits the edge to u, and it is a flow from u to the target, so it is at
-# most u's own maximum. Hence flow(k, m) <= sum over u of min(edge[k, u], below[u, m]).
+# From the layer below, upwards. What passes through node u fits the edge to u, and it is a flow
+# from u to the target, so it is at most u's own maximum. Hence
+# flow(k, m) <= sum over u of min(edge[k, u], below[u, m]).
 #
-# From the layer below, downwards. Let g_u be a maximum flow from u. For weights w_u >= 0 with sum at most 1, the mixture of all
-# w_u g_u fits every capacity, since each g_u does; and node u can be given w_u below[u, m] <= edge[k, u]. The best weights fill
-# the largest below[u, m] first. If every u reaches the outer cut of m, so does k: deep layers close without a search.
+# From the layer below, downwards. Let g_u be a maximum flow from u. For weights w_u >= 0 with sum
+# at most 1, the mixture of all w_u g_u fits every capacity, since each g_u does; and node u can be
+# given w_u below[u, m] <= edge[k, u]. The best weights fill the largest below[u, m] first.
+#
+# Neither asks what the rows sum to, nor whether m is one node or several that drain into one.
+# Closure: if every u takes in all that m can, below[u, m] = c_m, then the weights edge[k, u] / c_m
+# give min(row sum of k, c_m), the outer cut of k: deep layers close without a search.
 @kernel()
 def bounds_from_below(supplies, below, upper, lower):
     """Lower upper [source, target], and set lower [source, target], by below [node, target], the flows from one layer down."""
@@ -315,7 +329,9 @@ def send(
     return total
 
 
-# Each phase leaves no path of the length that it used (a blocking flow), so lengths grow and the phases end (Dinic).
+# Each phase leaves no path of the length that it used (a blocking flow), so lengths grow and the
+# phases end (Dinic). A bound of less than MET is met by half of it: never by nothing, so that what
+# cannot be reached is 0.
 @kernel()
 def search(
     bound, first, last, inner, ways, supply, demand, unused, down, up, near, known, at, want, sent
@@ -323,14 +339,14 @@ def search(
     """The maximum flow from supply to demand, or `bound` where the flow meets it; what is left stands in the scratch arrays."""
     down[:, first : last + 1] = ways[:, first : last + 1]
     flow = 0.0
-    while flow < bound - MET:
+    enough = bound - min(MET, 0.5 * bound)
+    while flow < enough:
         climbs = find_near(first, last, supply, demand, down, up, near, known)
         if climbs < 0:
             return flow
-        enough = bound - MET - flow
         flow += send(
             climbs,
-            enough,
+            enough - flow,
             first,
             last,
             inner,
@@ -446,27 +462,54 @@ def scratch(inner: Floats, ways: Bits) -> Scratch:
     )
 
 
+def find_scale(edges: Floats) -> float:
+    """The largest row sum of edges [layer, query, key]; exactly 1 if it is so within rounding."""
+    with np.errstate(over="ignore"):
+        largest = min(float(edges.sum(axis=-1).max()), np.finfo(np.float64).max)
+    return 1.0 if largest == 0.0 or abs(largest - 1.0) <= ROUNDING else largest
+
+
+def usable(capacities: Floats) -> Floats:
+    """The same capacities, on the scale of 1, with 0 for those that carry nothing."""
+    return np.ascontiguousarray(np.where(capacities > TINY, capacities, 0.0))
+
+
 def one_flow(
-    edges: Floats, source: int, target: int
+    edges: Floats, source: int, targets: Sequence[int], *, scale: float | None = None
 ) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
-    """One pair's value, its flow on every edge [layer, query, key], and which edges [layer, query, key] are a minimum cut."""
+    """One maximum flow, from a node of the top layer to some nodes of layer 0 taken together.
+
+    Returns its value, the flow on every edge [layer, query, key], and which edges are a minimum
+    cut. edges [layer, query, key] may be any finite numbers that are not negative; scale: the
+    largest row sum of the graph whose layers they are, found if None.
+    """
+    if scale is None:
+        scale = find_scale(edges)
+    if scale != 1.0:
+        value, flow, cut = one_flow(edges / scale, source, targets, scale=1.0)
+        return scale * value, scale * flow, cut
     depth, nodes, _ = edges.shape
-    flow = np.zeros_like(edges)
-    reaching = np.zeros((depth + 1, nodes), bool)  # nodes that could pass more on to the target
-    reaching[0, target] = True
+    group = list(targets)
+    flow = np.zeros(edges.shape)
+    # a cut is proved by the nodes that could pass more on to the target
+    reaching = np.zeros((depth + 1, nodes), bool)
+    reaching[0, group] = True
+    draining = usable(edges[0][:, group])  # [node, target]
     if depth == 1:
-        flow[0, source, target] = edges[0, source, target]
+        flow[0, source, group] = draining[source]
     else:
         inner = edges[1:-1]
         ways = ways_of(inner)
         mine = scratch(inner, ways)
         supply, demand, unused, _, _, _, known, _, _, _ = mine
-        supply[:] = edges[-1, source]
-        demand[:] = edges[0, :, target]
+        row, column = usable(edges[-1, source]), draining.sum(axis=1)
+        supply[:], demand[:] = row, column
         search(np.inf, 0, nodes - 1, inner, ways, *mine)
-        flow[-1, source] = edges[-1, source] - supply
+        flow[-1, source] = row - supply
         flow[1:-1] = inner - unused
-        flow[0, :, target] += edges[0, :, target] - demand
+        # what a node hands on fills its edges into the group one after another
+        before = draining.cumsum(axis=1) - draining
+        flow[0][:, group] = np.clip((column - demand)[:, None] - before, 0.0, draining)
         for position in range(nodes):
             reaching[1:-1, position] = known[:, position >> 6] & bit(position) != 0
     outside = ~reaching

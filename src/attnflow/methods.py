@@ -1,7 +1,6 @@
 """The methods: raw attention, attention rollout and attention flow, from an attention graph to token attention."""
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,17 +9,31 @@ import numpy.typing as npt
 
 from attnflow.attention import Attention
 from attnflow.errors import OptionError, SaturationWarning
-from attnflow.graph import AttentionGraph, Floats, integers, positions_of
+from attnflow.graph import AttentionGraph, Floats, integers, iterated, positions_of
+from attnflow.notices import give_notice
 from attnflow.progress import progress_bar
-from attnflow.results import MaxFlow, TokenAttention, listed
+from attnflow.results import (
+    LIMITS,
+    Group,
+    MaxFlow,
+    TokenAttention,
+    join_subwords,
+    listed,
+    sum_groups,
+    word_groups,
+)
 
 Weights = (
     Attention | AttentionGraph | npt.ArrayLike
 )  # an array, or a list of per-layer arrays, stands for its Attention
+Groups = str | Iterable[Iterable[int] | Group] | Mapping[str, Iterable[int]] | None
+Codes = npt.NDArray[np.int8]
 NORMALIZATIONS = ("sum", "receptive_field", None)
-SATURATED = 1e-9  # a flow this close to min(1, column sum) sits at the bound
+SATURATED = 1e-9  # a flow this close to the source's row sum, or the target's column sum, is at it
 MOSTLY = 0.95  # the share of a row at the bound from which on the reader is warned
-WORTH_A_WARNING = (2, 8)  # layers and tokens below which saturation is nothing to speak of
+# ... and the spread below which: keys then differ from an even share by 4 % of it, on average
+EVEN = 0.02
+WORTH_A_WARNING = (2, 8)  # layers and keys below which a row is too short to speak of
 
 
 def raw(
@@ -30,10 +43,12 @@ def raw(
     positions: Iterable[int] | int | None = None,
     bottom: int | None = None,
     normalize: str | None = "sum",
+    groups: Groups = None,
 ) -> TokenAttention:
-    """Raw attention: the model's weights, fused over heads, without the residual; all layers and positions by default.
+    """Raw attention: the model's weights, fused over heads, without the residual.
 
-    Its keys are positions of the layer below, so `bottom` is refused.
+    attention, layers, positions, normalize, groups: as for `rollout`. Its keys are positions of
+    the layer below, so `bottom` is refused.
 
     >>> raw(Attention([[[0.5, 0.5], [1.0, 0.0]]])).at(position=1, layer=1)
     array([1., 0.])
@@ -42,11 +57,10 @@ def raw(
         raise OptionError(
             f"raw attention looks one layer down, so it takes no bottom; got bottom={bottom}"
         )
-    ask = Request.read(attention, "raw", layers, positions, 0, normalize, every_layer=True)
+    ask = Request.read(attention, "raw", layers, positions, 0, normalize, groups, every_layer=True)
 
     def compute(graph: AttentionGraph) -> Floats:
-        rows: Floats = graph.weights[np.array(ask.layers) - 1][:, list(ask.positions)]
-        return rows
+        return ask.grouped(graph.weights[np.array(ask.layers) - 1][:, list(ask.positions)])
 
     return replace(ask.answer(compute), bottom=None)
 
@@ -58,13 +72,22 @@ def rollout(
     positions: Iterable[int] | int | None = None,
     bottom: int = 0,
     normalize: str | None = "sum",
+    groups: Groups = None,
 ) -> TokenAttention:
-    """Attention rollout: the product of the layers' matrices, down to layer `bottom`; all layers and positions by default.
+    """Attention rollout: the product of the layers' matrices, down to layer `bottom`.
+
+    attention: a graph, or weights, which stand for their default graph. layers, positions: whose
+    rows to give; all if None. normalize: "sum", so that rows sum to 1; "receptive_field", divided
+    by what attention without preference would give, then the same; None, as they are. groups: keys
+    to take together, their sum: "words", lists of positions, or {name: positions}; rows are then
+    normalised over the groups, which need not cover all positions.
 
     >>> rollout(Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2)).at(position=0, layer=2)
     array([0.6875, 0.3125])
     """
-    ask = Request.read(attention, "rollout", layers, positions, bottom, normalize, every_layer=True)
+    ask = Request.read(
+        attention, "rollout", layers, positions, bottom, normalize, groups, every_layer=True
+    )
 
     def compute(graph: AttentionGraph) -> Floats:
         below, size = ask.bottom, graph.size
@@ -72,8 +95,10 @@ def rollout(
         downwards = sum(layer - below for layer in ask.layers) * len(ask.positions)
         upwards = (max(ask.layers) - below) * size
         travel = roll_down if downwards < upwards else roll_up
-        return travel(
-            graph.edges[below:], [layer - below for layer in ask.layers], list(ask.positions)
+        return ask.grouped(
+            travel(
+                graph.edges[below:], [layer - below for layer in ask.layers], list(ask.positions)
+            )
         )
 
     return ask.answer(compute)
@@ -109,84 +134,109 @@ def flow(
     positions: Iterable[int] | int | None = None,
     bottom: int = 0,
     normalize: str | None = "sum",
+    groups: Groups = None,
     workers: int = 1,
 ) -> TokenAttention:
-    """Attention flow: the maximum flow to each position of layer `bottom`; of the top layer, and all positions, by default.
+    """Attention flow: the maximum flow to each position of layer `bottom`, or to each group.
 
-    normalize=None gives the maximum flows themselves. workers: threads; the values do not depend on their number.
+    attention, positions: as for `rollout`. layers: the top one if None. normalize: as for
+    `rollout`; None gives the maximum flows themselves. groups: positions to take together,
+    "words", lists of positions, or {name: positions}. The flow to a group is a maximum flow of its
+    own, at most the sum of the flows to its positions and mostly less. workers: threads; the
+    values do not depend on their number.
+
+    A capacity of at most 2^-52 of the graph's largest row sum carries nothing, at any depth. A
+    `SaturationWarning` says where a row that was asked for hardly tells keys, or sources, apart.
 
     >>> flow(Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2), normalize=None).at(position=0)
     array([1. , 0.5])
     """
     from attnflow.flows import flows_from, flows_of_all_layers
+    from attnflow.maxflow import find_scale
 
-    ask = Request.read(attention, "flow", layers, positions, bottom, normalize, every_layer=False)
+    ask = Request.read(
+        attention, "flow", layers, positions, bottom, normalize, groups, every_layer=False
+    )
     (workers,) = integers([workers], "workers")
     if workers < 1:
         raise OptionError(f"workers must be a whole number of threads, at least 1; got {workers!r}")
     depth = max(ask.layers) - ask.bottom
+    targets = None if ask.groups is None else [group.positions for group in ask.groups]
 
     def compute(graph: AttentionGraph) -> Floats:
         below = graph.edges[ask.bottom :]
         positions = np.array(ask.positions)
+        options: dict[str, Any] = {
+            "groups": targets,
+            "scale": find_scale(graph.edges),
+            "causal": graph.causal,
+            "workers": workers,
+        }
         with progress_bar("attention flow") as tick:
             if (
                 len(ask.layers) > 1
                 and 2 * len(set(ask.layers)) * len(positions) > depth * graph.size
             ):
-                every = flows_of_all_layers(
-                    below[:depth], causal=graph.causal, workers=workers, tick=tick
-                )
+                every = flows_of_all_layers(below[:depth], tick=tick, **options)
                 rows: Floats = every[np.array(ask.layers) - ask.bottom - 1][:, positions]
                 return rows
             return np.stack(
                 [
-                    flows_from(
-                        below[: layer - ask.bottom],
-                        positions,
-                        causal=graph.causal,
-                        workers=workers,
-                        tick=tick,
-                    )
+                    flows_from(below[: layer - ask.bottom], positions, tick=tick, **options)
                     for layer in ask.layers
                 ]
             )
 
-    def saturated(values: Floats) -> npt.NDArray[np.bool_]:
-        bound = np.minimum(1.0, ask.graph.edges[ask.bottom].sum(axis=0))
-        at_bound: npt.NDArray[np.bool_] = values >= bound - SATURATED
-        at_bound[..., list(ask.graph.removed)] = False
-        return at_bound
+    def find_limits(flows: Floats) -> Codes:
+        """[layer, query, key]: what each flow equals, as places in LIMITS."""
+        edges = ask.graph.edges
+        leaving = edges.sum(axis=-1)[np.array(ask.layers) - 1][:, list(ask.positions), None]
+        entering = ask.grouped(edges[ask.bottom].sum(axis=0))  # [key]
+        near = SATURATED * find_scale(edges)
+        limits = np.full(flows.shape, LIMITS.index("between"), np.int8)
+        limits[flows >= entering - near] = LIMITS.index("target")
+        limits[flows >= leaving - near] = LIMITS.index("source")
+        if ask.groups is None:
+            limits[..., list(ask.graph.removed)] = LIMITS.index("between")
+        return limits
 
-    return ask.answer(compute, saturated)
+    result = ask.answer(compute, find_limits)
+    warn_if_even(result)
+    return result
 
 
-def max_flow(attention: Weights, *, source: tuple[int, int], target: tuple[int, int]) -> MaxFlow:
-    """The maximum flow from one node (layer, position) to one of a lower layer, on every edge, with what limits it.
+def max_flow(
+    attention: Weights,
+    *,
+    source: tuple[int, int],
+    target: tuple[int, int] | tuple[int, Iterable[int]],
+) -> MaxFlow:
+    """The maximum flow from one node to one of a lower layer, on every edge, with what limits it.
+
+    attention: a graph, or weights, which stand for their default graph. source: (layer, position).
+    target: (layer, position), or (layer, positions) for the flow to all of these taken together.
 
     >>> best = max_flow(Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2), source=(2, 0), target=(0, 1))
     >>> best.value, best.cut
     (0.5, ((1, 0, 1), (2, 0, 1)))
     """
-    from attnflow.maxflow import one_flow
+    from attnflow.maxflow import find_scale, one_flow
 
     graph = graph_of(attention)
-    (upper, start), (lower, end) = (
-        node_of(graph, source, "source"),
-        node_of(graph, target, "target"),
-    )
+    upper, (start,) = node_of(graph, source, "source")
+    lower, ends = node_of(graph, target, "target", several=True)
     if upper <= lower:
         raise OptionError(
-            f"the source must be in a higher layer than the target; got source={source}, target={target}"
+            f"the source must be in a higher layer than the target; got {source=}, {target=}"
         )
     edges = graph.edges[lower:upper]
-    value, on_edges, cut = one_flow(edges, start, end)
+    value, on_edges, cut = one_flow(edges, start, ends, scale=find_scale(graph.edges))
     places = tuple(
         (int(layer) + lower + 1, int(query), int(key)) for layer, query, key in np.argwhere(cut)
     )
-    return MaxFlow(
-        value, (upper, start), (lower, end), on_edges, places, float(edges[cut].sum()), names(graph)
-    )
+    end = ends if is_several(target[1]) else ends[0]
+    capacity = float(edges[cut].sum())
+    return MaxFlow(value, (upper, start), (lower, end), on_edges, places, capacity, names(graph))
 
 
 METHODS: dict[str, Callable[..., TokenAttention]] = {"raw": raw, "rollout": rollout, "flow": flow}
@@ -205,6 +255,7 @@ class Request:
     positions: tuple[int, ...]
     bottom: int
     normalize: str | None
+    groups: tuple[Group, ...] | None
 
     @classmethod
     def read(
@@ -215,6 +266,7 @@ class Request:
         positions: Iterable[int] | int | None,
         bottom: int,
         normalize: str | None,
+        groups: Groups,
         *,
         every_layer: bool,
     ) -> "Request":
@@ -237,11 +289,7 @@ class Request:
                 f"bottom must be below every layer asked for; got bottom={bottom}, layers={asked} (this graph has layers 0..{graph.depth})"
             )
         wanted = graph.kept if positions is None else positions_of(positions, graph.size)  # type: ignore[arg-type]
-        for position in wanted:
-            if position in graph.removed:
-                raise OptionError(
-                    f"position {position} was taken out of this graph; it has positions {listed(graph.kept)}"
-                )
+        refuse_removed(graph, wanted)
         if not wanted:
             raise OptionError("at least one position must be asked for; got none")
         if not isinstance(normalize, str | None) or normalize not in NORMALIZATIONS:
@@ -252,18 +300,21 @@ class Request:
             raise OptionError(
                 "normalize='receptive_field' is not defined for encoder-decoder graphs; choose 'sum' or None"
             )
-        return cls(graph, method, tuple(asked), tuple(wanted), bottom, normalize)
+        found = groups_of(graph, groups)
+        return cls(graph, method, tuple(asked), tuple(wanted), bottom, normalize, found)
+
+    def grouped(self, values: Floats) -> Floats:
+        """values [..., key] summed over the groups, or as they are."""
+        return values if self.groups is None else sum_groups(values, self.groups)
 
     def answer(
         self,
         compute: Callable[[AttentionGraph], Floats],
-        saturated: Callable[[Floats], npt.NDArray[np.bool_]] | None = None,
+        find_limits: Callable[[Floats], Codes] | None = None,
     ) -> TokenAttention:
         """Compute values [layer, query, key], normalise them and name them."""
         values = compute(self.graph)
-        at_bound = None if saturated is None else saturated(values)
-        if at_bound is not None:
-            self.warn_if_saturated(at_bound)
+        limits = None if find_limits is None else find_limits(values)
         if self.normalize == "receptive_field":
             field = compute(self.graph.uniform())
             np.divide(
@@ -279,34 +330,45 @@ class Request:
             layers=self.layers,
             positions=self.positions,
             bottom=self.bottom,
-            tokens=tokens,
+            tokens=tokens if self.groups is None else tuple(group.name for group in self.groups),
             queries=tuple(tokens[position] for position in self.positions),
             causal=self.graph.causal,
             normalize=self.normalize,
-            words=self.graph.words,
-            saturated=at_bound,
+            words=self.graph.words if self.groups is None else None,
+            groups=self.groups,
+            limits=limits,
+            window=self.graph.window,
+            removed=self.graph.removed,
         )
 
-    def warn_if_saturated(self, saturated: npt.NDArray[np.bool_]) -> None:
-        """One warning a call if in some row nearly all flows say nothing about the source."""
-        deep, long = WORTH_A_WARNING
-        kept = list(self.graph.kept)
-        if len(kept) < long:
-            return
-        shares = saturated[..., kept].mean(axis=-1)  # [layer, query]
-        shares[np.array(self.layers) - self.bottom < deep] = 0.0
-        full = [
-            layer
-            for layer, share in zip(self.layers, shares, strict=True)
-            if (share > MOSTLY).any()
-        ]
-        if full:
-            warnings.warn(
-                f"attention flow from layer {listed(full)} is saturated: over {MOSTLY:.0%} of a row equals min(1, column sum), the bound"
-                " that no source can pass, so it tells inputs apart but not sources; look at a lower layer or at rollout",
-                SaturationWarning,
-                stacklevel=4,
-            )
+
+def warn_if_even(result: TokenAttention) -> None:
+    """One warning per call, if some row of a flow hardly tells keys, or sources, apart."""
+    deep, long = WORTH_A_WARNING
+    layers = np.array(result.layers)
+    worth = (layers - (result.bottom or 0) >= deep)[:, None]  # [layer, 1]
+    kept = len(result.tokens) - (0 if result.groups else len(set(result.removed)))
+    if result.saturated is None or kept < long or not worth.any():
+        return
+    at_bound = worth & (result.saturated.sum(axis=-1) / kept > MOSTLY)  # [layer, query]
+    even = worth & (result.spread < EVEN) & (result.visible_keys >= long)
+    problems = []
+    if at_bound.any():
+        found = listed(layers[at_bound.any(axis=1)].tolist())
+        problems.append(
+            f"attention flow from layer {found} is saturated: over {MOSTLY:.0%} of a row equals"
+            " the row sum of its source or the column sum of its target, so it says nothing about"
+            " the layers between them"
+        )
+    if even.any():
+        found, least = listed(layers[even.any(axis=1)].tolist()), result.spread[even].min()
+        problems.append(
+            f"attention flow from layer {found} is even: the spread of a row is {least:.2g}"
+            " (0: all keys alike, 1: all on one key), so it hardly tells inputs apart"
+        )
+    if problems:
+        text = f"{'; '.join(problems)}; look at a lower layer or at rollout"
+        give_notice(text, SaturationWarning, stacklevel=3)
 
 
 def graph_of(attention: Weights) -> AttentionGraph:
@@ -316,19 +378,120 @@ def graph_of(attention: Weights) -> AttentionGraph:
     return (attention if isinstance(attention, Attention) else Attention(attention)).graph()
 
 
-def node_of(graph: AttentionGraph, node: Any, what: str) -> tuple[int, int]:
-    """A node (layer, position) that is in the graph, or an error."""
-    if np.shape(node) != (2,):
+def is_several(position: Any) -> bool:
+    """Whether these are positions in a list, an array or their like, and not one position."""
+    if isinstance(position, np.ndarray):
+        return position.ndim > 0
+    return isinstance(position, Iterable) and not isinstance(position, str)
+
+
+def node_of(
+    graph: AttentionGraph, node: Any, what: str, *, several: bool = False
+) -> tuple[int, tuple[int, ...]]:
+    """The layer of a node (layer, position) of the graph, and its position, or positions."""
+    if not isinstance(node, Sequence | np.ndarray) or len(node) != 2 or isinstance(node, str):
         raise OptionError(f"{what} must be a pair (layer, position); got {node!r}")
-    layer, position = integers(node, what)
+    layer_given, position = node
+    if is_several(position) and not several:
+        raise OptionError(f"the position of {what} must be one; got {position!r}")
+    (layer,) = integers([layer_given], what)
     if not 0 <= layer <= graph.depth:
         raise OptionError(f"the layer of {what} must be from 0 to {graph.depth}; got {layer}")
-    positions_of([position], graph.size, f"the position of {what}")
-    if position in graph.removed:
-        raise OptionError(
-            f"position {position} was taken out of this graph; it has positions {listed(graph.kept)}"
+    if is_several(position):
+        return layer, check_group(graph, position, f"the positions of {what}")
+    found = positions_of([position], graph.size, f"the position of {what}")
+    refuse_removed(graph, found)
+    return layer, found
+
+
+def refuse_removed(graph: AttentionGraph, positions: Sequence[int]) -> None:
+    """Refuse a position that was taken out of the graph."""
+    for position in positions:
+        if position in graph.removed:
+            raise OptionError(
+                f"position {position} was taken out of this graph;"
+                f" it has positions {listed(graph.kept)}"
+            )
+
+
+def check_group(graph: AttentionGraph, positions: Iterable[int], what: str) -> tuple[int, ...]:
+    """Positions to take together: at least one, each once, all of them in the graph."""
+    found = positions_of(positions, graph.size, what)
+    if not found:
+        raise OptionError(f"{what} must be at least one; got none")
+    if len(set(found)) < len(found):
+        twice = next(position for position in found if found.count(position) > 1)
+        raise OptionError(f"{what} must be different ones; got {twice} twice")
+    refuse_removed(graph, found)
+    return found
+
+
+def groups_of(graph: AttentionGraph, groups: Groups) -> tuple[Group, ...] | None:
+    """The groups that were asked for, named and checked."""
+    if groups is None:
+        return None
+    if isinstance(groups, str):
+        if groups != "words":
+            raise OptionError(
+                f"unknown groups {groups!r}; choose 'words', lists of positions, or"
+                " {name: positions}"
+            )
+        if graph.words is None:
+            raise OptionError(
+                "groups='words' needs the tokens' words, and this graph has none: give"
+                " Attention(words=[...]), the number of each token's word, or lists of positions"
+            )
+        return word_groups(names(graph), graph.words, graph.removed)
+    named: list[tuple[Any, Any]] = (
+        list(groups.items())
+        if isinstance(groups, Mapping)
+        else [
+            (each.name, each.positions) if isinstance(each, Group) else (None, each)
+            for each in iterated(groups, "groups")
+        ]
+    )
+    if not named:
+        raise OptionError("at least one group must be given; got none")
+    found: list[Group] = []
+    taken: dict[int, int] = {}  # the group of each position
+    for number, (name, positions) in enumerate(named):
+        if name is not None and not isinstance(name, str):
+            raise OptionError(f"the names of groups must be strings; got {name!r}")
+        if not is_several(positions):
+            raise OptionError(
+                f"groups must be lists of positions, as [[0, 1], [2]]; got {positions!r} as group"
+                f" {number}"
+            )
+        checked = check_group(graph, positions, f"the positions of group {number}")
+        for position in checked:
+            if taken.setdefault(position, number) != number:
+                raise OptionError(
+                    f"a position must be in one group only; got {position} in groups"
+                    f" {taken[position]} and {number}"
+                )
+        found.append(Group(name_group(graph, checked) if name is None else name, checked))
+    return tuple(found)
+
+
+def name_group(graph: AttentionGraph, positions: Sequence[int]) -> str:
+    """The words of these positions, or their numbers where tokens have no names."""
+    if graph.tokens is None:
+        return listed(positions)
+    pieces: list[list[int]] = []
+    for position in positions:
+        before = pieces[-1][-1] if pieces else None
+        same = (
+            before is not None
+            and before == position - 1
+            and graph.words is not None
+            and graph.words[position] is not None
+            and graph.words[position] == graph.words[before]
         )
-    return layer, position
+        if same:
+            pieces[-1].append(position)
+        else:
+            pieces.append([position])
+    return " ".join(join_subwords([graph.tokens[each] for each in piece]) for piece in pieces)
 
 
 def names(graph: AttentionGraph) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ the fused weights; flow and importance are given. All text reaches the page as J
 import base64
 import html
 import json
-import warnings
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
@@ -16,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from attnflow.attention import Attention
-from attnflow.errors import SaturationWarning
 from attnflow.explain import Explanation
 from attnflow.generation import Generation, is_common
 from attnflow.graph import Array, AttentionGraph
 from attnflow.methods import MOSTLY, SATURATED
+from attnflow.notices import collect_notices
 
 GRAPH_BYTES = 64_000_000  # a larger graph is left out, as float16; 24 layers of 1,024 tokens fit
 HEAD_BYTES = 20_000_000  # the same for the weights of every head
@@ -93,10 +92,7 @@ def generation_page(generation: Generation) -> str:
     }  # [generated, prompt, layer]
     saturated = None
     if graph.size <= FLOW_TOKENS:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", SaturationWarning
-            )  # the page says so itself, where it is so
+        with collect_notices():  # the page says so itself, where it is so
             flows = results["flow"] = generation.flow().values
         bound = np.minimum(1.0, graph.edges[0].sum(axis=0))[: generation.size, None]  # [prompt, 1]
         saturated = mostly((flows >= bound - SATURATED).transpose(2, 0, 1))

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,13 +19,25 @@ if TYPE_CHECKING:
     import pandas
 
 
+LIMITS = ("between", "source", "target")  # what limits a flow, by the codes of `limits`
+
+
+@dataclass(frozen=True)
+class Group:
+    """Positions that are taken together as one key: a word, a span, an image region."""
+
+    name: str
+    positions: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class TokenAttention:
     """How much each token of layer `bottom` reaches each position of each layer.
 
-    values: [layer, query, key]: one matrix for each of `layers`, one row for each of `positions`, one column for each position of layer
-    `bottom` (for raw attention: of the layer below). tokens: the names of the keys. saturated (flow only): [layer, query, key], where
-    the maximum flow equals a bound that is the same for every source.
+    values: [layer, query, key], one matrix for each of `layers`, one row for each of `positions`,
+    one column for each position of layer `bottom` (of raw attention: of the layer below), or for
+    each of `groups`. tokens: the names of the keys. window, removed: the layers' windows and the
+    positions that were taken out, as in the graph.
 
     >>> import attnflow as af
     >>> result = af.rollout(af.Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"]))
@@ -44,7 +57,71 @@ class TokenAttention:
     causal: bool
     normalize: str | None
     words: tuple[int | None, ...] | None = None
-    saturated: npt.NDArray[np.bool_] | None = None
+    groups: tuple[Group, ...] | None = None
+    limits: npt.NDArray[np.int8] | None = None  # [layer, query, key], places in LIMITS
+    window: tuple[int | None, ...] | None = None
+    removed: tuple[int, ...] = ()
+
+    @property
+    def limited_by(self) -> npt.NDArray[np.str_] | None:
+        """[layer, query, key], of flow only: what the maximum flow equals, before normalisation.
+
+        "source": the sum of the source's row in its layer. "target": the sum of the target's
+        column (of its group's) in layer `bottom` + 1. "between": neither, or a removed position.
+        """
+        return None if self.limits is None else np.array(LIMITS)[self.limits]
+
+    @cached_property
+    def saturated(self) -> npt.NDArray[np.bool_] | None:
+        """[layer, query, key], of flow only: where source or target alone limit the flow."""
+        return None if self.limits is None else self.limits != LIMITS.index("between")
+
+    @cached_property
+    def spread(self) -> Floats:
+        """[layer, query]: 0 where a row is even, and says nothing, to 1 where all is on one key.
+
+        Half the summed distance of the row, made to sum to 1, from even over the n keys that it
+        may see, divided by the largest that this can be, 1 - 1/n.
+        """
+        spread = np.zeros(self.values.shape[:2])
+        for place in range(len(self.layers)):
+            seen = self._visible(place)
+            rows = np.where(seen, self.values[place], 0.0)
+            count, sums = seen.sum(axis=-1, keepdims=True), rows.sum(axis=-1, keepdims=True)
+            shares = np.divide(rows, sums, out=np.zeros_like(rows), where=sums > 0)
+            even = np.where(seen, 1 / np.maximum(count, 1), 0.0)
+            distance = np.abs(shares - even).sum(axis=-1) / 2
+            most = 1 - 1 / np.maximum(count[:, 0], 1)
+            told = (most > 0) & (sums[:, 0] > 0)
+            np.divide(distance, most, out=spread[place], where=told)
+        return spread
+
+    @property
+    def visible_keys(self) -> npt.NDArray[np.int64]:
+        """[layer, query]: how many keys (or groups) each row may see."""
+        return np.stack([self._visible(place).sum(axis=1) for place in range(len(self.layers))])
+
+    def _visible(self, place: int) -> npt.NDArray[np.bool_]:
+        """[query, key] of the layer at this place: the keys that each query may see.
+
+        A step through a layer with window w leads at most w - 1 positions away. A group is seen
+        if one of its positions is.
+        """
+        layer = self.layers[place]
+        bottom = layer - 1 if self.bottom is None else self.bottom
+        keys = np.arange(self.values.shape[-1])  # their positions, one group after another
+        if self.groups is not None:
+            keys = np.concatenate([group.positions for group in self.groups])
+        ahead = keys[None, :] - np.array(self.positions)[:, None]  # [query, position]
+        seen = ahead <= 0 if self.causal else np.ones(ahead.shape, bool)
+        windows = (None,) if self.window is None else self.window[bottom:layer]
+        if None not in windows:
+            seen &= np.abs(ahead) <= sum(window - 1 for window in windows if window is not None)
+        seen &= ~np.isin(keys, self.removed)
+        if self.groups is None:
+            return seen
+        starts = np.cumsum([0, *(len(group.positions) for group in self.groups)])[:-1]
+        return np.logical_or.reduceat(seen, starts, axis=1)
 
     def at(self, position: int, layer: int | None = None) -> Floats:
         """[key]: the row of one position, in the top layer computed if none is given."""
@@ -76,11 +153,23 @@ class TokenAttention:
         ]
 
     def by_word(self) -> "TokenAttention":
-        """The same with the tokens of each word summed over keys; a token that belongs to no word stands alone."""
-        groups = words_of(self.words)
-        values = np.stack([self.values[..., group].sum(axis=-1) for group in groups], axis=-1)
-        names = tuple(join_subwords([self.tokens[key] for key in group]) for group in groups)
-        return replace(self, values=values, tokens=names, words=None, saturated=None)
+        """The same with the tokens of each word summed over keys; a token of no word stands alone.
+
+        Flow refuses: the flow to a word is no sum, it is what `flow(..., groups="words")` gives.
+        """
+        if self.method == "flow":
+            raise OptionError(
+                "the flow to a word is not the sum of the flows to its tokens, which would rank"
+                " words by their number of tokens; ask for it: flow(graph, groups='words')"
+            )
+        groups = word_groups(self.tokens, self.words)
+        return replace(
+            self,
+            values=sum_groups(self.values, groups),
+            tokens=tuple(group.name for group in groups),
+            words=None,
+            groups=groups,
+        )
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A table with one line for each layer, position and key."""
@@ -130,6 +219,8 @@ class TokenAttention:
             "queries": self.queries,
             "values": self.values.tolist(),
         }
+        if self.groups is not None:
+            content["groups"] = [group.positions for group in self.groups]
         if self.saturated is not None:
             content["saturated"] = self.saturated.tolist()
         file.write(json.dumps(content).encode())
@@ -145,6 +236,9 @@ class TokenAttention:
             "normalize": np.array(self.normalize or "none"),
             "bottom": np.array(-1 if self.bottom is None else self.bottom),
         }
+        if self.groups is not None:  # each key's positions, one after another, and how many it has
+            arrays["group_positions"] = np.concatenate([group.positions for group in self.groups])
+            arrays["group_lengths"] = np.array([len(group.positions) for group in self.groups])
         if self.saturated is not None:
             arrays["saturated"] = self.saturated
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -155,7 +249,9 @@ class TokenAttention:
     def __repr__(self) -> str:
         down_to = "" if self.bottom is None else f" to layer {self.bottom}"
         positions = f"{len(self.positions)} position{'s' * (len(self.positions) != 1)}"
-        return f"<TokenAttention: {self.method} from layers {listed(self.layers)}{down_to}, {positions}, {len(self.tokens)} keys>"
+        keys = f"{len(self.tokens)} {'keys' if self.groups is None else 'groups'}"
+        layers = f"{self.method} from layers {listed(self.layers)}{down_to}"
+        return f"<TokenAttention: {layers}, {positions}, {keys}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,15 +260,22 @@ class MaxFlow:
 
     edges: [layer, query, key], the flow on the edge from (layer, query) to (layer-1, key), for layers bottom+1..source layer.
     cut: (layer, query, key) of every edge of a minimum cut. All of them are full, and their capacities sum to the value.
+    target: (layer, position), or (layer, positions) of a group that was taken together.
     """
 
     value: float
     source: tuple[int, int]
-    target: tuple[int, int]
+    target: tuple[int, int | tuple[int, ...]]
     edges: Floats  # [layer, query, key]
     cut: tuple[tuple[int, int, int], ...]
     cut_capacity: float
     tokens: tuple[str, ...]
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The positions of the target: one, or those of a group."""
+        end = self.target[1]
+        return end if isinstance(end, tuple) else (end,)
 
     def __repr__(self) -> str:
         return f"<MaxFlow: {self.value:.6g} from {self.source} to {self.target}, limited by {len(self.cut)} edges>"
@@ -191,6 +294,23 @@ def words_of(words: Sequence[int | None] | None) -> list[list[int]]:
         else:
             groups.append([place])
     return groups
+
+
+def word_groups(
+    tokens: Sequence[str], words: Sequence[int | None] | None, removed: Sequence[int] = ()
+) -> tuple[Group, ...]:
+    """Each word with its positions, without those removed; a token without a word stands alone."""
+    kept = [[place for place in word if place not in removed] for word in words_of(words)]
+    return tuple(
+        Group(join_subwords([tokens[place] for place in word]), tuple(word))
+        for word in kept
+        if word
+    )
+
+
+def sum_groups(values: Floats, groups: Sequence[Group]) -> Floats:
+    """values [..., key] summed over the keys of each group: [..., group]."""
+    return np.stack([values[..., list(group.positions)].sum(axis=-1) for group in groups], axis=-1)
 
 
 def join_subwords(tokens: Sequence[str]) -> str:

@@ -1,6 +1,5 @@
 """What the command line shows: tables with bars, strips of coloured tokens, notes."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnflow.errors import SaturationWarning
 from attnflow.explain import Explanation
+from attnflow.notices import collect_notices
 from attnflow.results import TokenAttention
 
 
@@ -74,11 +73,10 @@ def printable(token: str) -> str:
 @contextmanager
 def notes() -> Iterator[None]:
     """What attnflow warns of within becomes a note on standard error."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", SaturationWarning)
+    with collect_notices() as notices:
         yield
-    for warning in caught:
-        Console(stderr=True).print(Text(f"note: {warning.message}", style="yellow"))
+    for notice in notices:
+        Console(stderr=True).print(Text(f"note: {notice}", style="yellow"))
 
 
 def print_explanation(
