@@ -191,7 +191,9 @@ def word_tokenizer() -> Any:
     )
     base.pre_tokenizer = Whitespace()
     base.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     names = {
         "unk_token": "[UNK]",

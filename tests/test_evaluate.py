@@ -183,11 +183,11 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "CHUNK", 1)
     score, calls = module.Job.score, []
 
-    def interrupted(self: Any, examples: Any, pairs: Any) -> Any:
+    def interrupted(self: Any, *given: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return score(self, examples, pairs)
+        return score(self, *given)
 
     monkeypatch.setattr(module.Job, "score", interrupted)
     report = af.evaluate(model(), EXAMPLES, methods=["raw"], against=["blank_out"])

@@ -155,7 +155,7 @@ def test_saved_files_hold_the_explained_row(ending: str, tmp_path: Path) -> None
         ({"position": 6}, "position must be from 0 to 5; got 6"),
         ({"target": "dual"}, "unknown target 'dual'; choose from singular, plural"),
         ({"model": "no-such-folder-or-model"}, "cannot load no-such-folder-or-model"),
-        ({"model": 7}, "Model takes a Hugging Face model; got int"),
+        ({"model": 7}, "Model takes a Hugging Face model, or a module that holds one; got int"),
         ({"residual": 1.0}, "residual"),
     ],
 )

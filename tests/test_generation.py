@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as t
 
 import attnflow as af
-from tests.families import DECODERS, build
+from tests.families import DECODERS, build, word_tokenizer
 from tests.oracles import Floats
 
 PROMPT = [7, 23, 41, 9, 55, 12]
@@ -20,10 +21,10 @@ def story(family: str, prompt: Any = PROMPT, **options: Any) -> af.Generation:
     )
 
 
-def full_pass(family: str, generation: af.Generation) -> af.Attention:
+def full_pass(family: str, generation: af.Generation, heads: str | None = "mean") -> af.Attention:
     """The attention of one pass over the prompt and all generated tokens but the last."""
     ids = [int(token) for token in (*generation.prompt, *generation.tokens[:-1])]
-    return af.capture(af.Model(build(family)), ids)  # type: ignore[no-any-return]
+    return af.capture(af.Model(build(family)), ids, heads=heads)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -39,6 +40,78 @@ def test_m_equals_one_pass_over_the_finished_text(family: str) -> None:
         ).values  # [layer, position, position]
         assert values.shape == (9, m, 3)
         assert np.abs(values - whole[:, m - 1 :, :m].transpose(1, 2, 0)).max() < CLOSE
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("heads", ["mean", "max", "min", None])
+def test_generation_keeps_all_that_one_pass_keeps(family: str, heads: str | None) -> None:
+    """Weights of every head, windows, sinks, and so the receptive field."""
+    generation = story(family, heads=heads)
+    attention = full_pass(family, generation, heads)
+    assert generation.attention.window == attention.window
+    assert generation.attention.fused == heads
+    assert np.abs(generation.attention.weights - attention.weights).max() < CLOSE
+    assert (generation.attention.sink is None) == (attention.sink is None)
+    if attention.sink is not None and generation.attention.sink is not None:
+        assert np.abs(generation.attention.sink - attention.sink).max() < CLOSE
+    m = len(PROMPT)
+    values = generation.rollout(normalize="receptive_field").values
+    graph = attention.graph()
+    plain, even = (
+        af.rollout(each, normalize=None).values[:, m - 1 :, :m].transpose(1, 2, 0)
+        for each in (graph, graph.uniform())
+    )
+    relative = np.divide(plain, even, out=np.zeros_like(plain), where=even > 0)
+    sums = relative.sum(axis=1, keepdims=True)
+    relative = np.divide(relative, sums, out=np.zeros_like(plain), where=sums > 0)
+    assert np.abs(values - relative).max() < 1e-3
+
+
+@pytest.mark.parametrize("way", ["int", "list", "tensor", "config", "own config"])
+def test_padding_is_never_counted_as_generated(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two prompts one ends early, however the end is named."""
+    whole = [story("llama", prompt) for prompt in (PROMPT, PROMPT[:3])]
+    stop = next(int(token) for token in whole[0].tokens if token not in whole[1].tokens)
+    model = build("llama")
+    ways: dict[str, dict[str, Any]] = {
+        "int": {"eos_token_id": stop},
+        "list": {"eos_token_id": [stop, 3]},
+        "tensor": {"eos_token_id": torch.tensor([stop])},
+        "config": {"generation_config": t.GenerationConfig(eos_token_id=[stop])},
+        "own config": {},
+    }
+    if way == "own config":
+        monkeypatch.setattr(model.generation_config, "eos_token_id", stop)
+    batch = af.generate(model, [PROMPT, PROMPT[:3]], max_new_tokens=9, **ways[way])
+    first = whole[0].tokens.index(str(stop)) + 1
+    assert batch[0].tokens == whole[0].tokens[:first]
+    assert batch[0].rollout().values.shape == (first, len(PROMPT), 3)
+    assert batch[1].tokens == whole[1].tokens
+
+
+def test_a_sequence_that_ended_by_a_stop_string_has_no_padding_either() -> None:
+    tokenizer, model = word_tokenizer(), build("gpt2")
+    whole = [story("gpt2", prompt) for prompt in (PROMPT, PROMPT[:3])]
+    unused = next(
+        each for each in range(5, 60) if not any(str(each) in story.tokens for story in whole)
+    )
+
+    class Stop(t.StoppingCriteria):
+        """The first sequence ends after four tokens."""
+
+        def __call__(self, ids: Any, scores: Any, **_: Any) -> Any:
+            done = torch.zeros(len(ids), dtype=torch.bool)
+            done[0] = ids.shape[1] >= len(PROMPT) + 4
+            return done
+
+    found = af.generate(
+        af.Model(model, tokenizer),
+        [PROMPT, PROMPT[:3]],
+        max_new_tokens=9,
+        eos_token_id=unused,  # without one, transformers lets every sequence go on
+        stopping_criteria=t.StoppingCriteriaList([Stop()]),
+    )
+    assert [len(each.tokens) for each in found] == [4, 9]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
@@ -156,6 +229,21 @@ def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> No
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: story("llama", heads="sum"), "unknown heads 'sum'"),
+        (lambda: story("llama", inputs_embeds=torch.zeros(1, 2, 32)), "takes no inputs_embeds"),
+        (lambda: story("llama", assistant_model=build("llama")), "takes no assistant_model"),
+        (lambda: story("llama", prompt_lookup_num_tokens=3), "takes no prompt_lookup_num_tokens"),
+        (lambda: story("llama", custom_generate="somebody/code"), "takes no custom_generate"),
+        (
+            lambda: story("llama", generation_config=t.GenerationConfig(num_beams=2)),
+            "num_beams must be 1; got 2",
+        ),
+        (
+            lambda: story(
+                "llama", generation_config=t.GenerationConfig(prompt_lookup_num_tokens=2)
+            ),
+            "takes no prompt_lookup_num_tokens",
+        ),
         (
             lambda: story("llama", max_new_tokens=0),
             "max_new_tokens must be a whole number, at least 1; got 0",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnflow as af
-from attnflow.importance import REDUCTIONS, replacement_of
+from attnflow.importance import REDUCTIONS, find_replacement
 from tests.families import build, word_tokenizer
 
 TEXT = "the key to the cabinets"
@@ -52,7 +52,7 @@ def probability(
 def test_blank_out_equals_a_loop_over_tokens(name: str, replacement: Any) -> None:
     model = model_of(name)
     encoded = model.encode(MODELS[name][1])
-    at = model.reads(encoded)
+    at = model.logit_position(encoded)
     found = af.blank_out(model, MODELS[name][1], replacement=replacement)
     target = number_of(model, found.target)
     before = probability(model, encoded.ids, at, target)
@@ -77,7 +77,7 @@ def test_input_gradients_equal_finite_differences(name: str, of: str) -> None:
     text = MODELS[name][1]
     encoded = model.encode(text)
     layer = model.model.get_input_embeddings()
-    at, width = model.reads(encoded), layer.weight.shape[1]
+    at, width = model.logit_position(encoded), layer.weight.shape[1]
     model.model.double()
     try:
         target = number_of(model, af.input_gradient(model, text).target)
@@ -172,14 +172,14 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_what_replaces_a_token() -> None:
     tokenizer = word_tokenizer()
-    assert replacement_of(af.Model(build("distilbert"), tokenizer), None) == 0  # [UNK]
+    assert find_replacement(af.Model(build("distilbert"), tokenizer), None) == 0  # [UNK]
     tokenizer.unk_token = None
-    assert replacement_of(af.Model(build("distilbert"), tokenizer), None) == 4  # [MASK]
+    assert find_replacement(af.Model(build("distilbert"), tokenizer), None) == 4  # [MASK]
     tokenizer.mask_token = None
-    assert replacement_of(af.Model(build("distilbert"), tokenizer), None) is None
+    assert find_replacement(af.Model(build("distilbert"), tokenizer), None) is None
     tokenizer.unk_token = tokenizer.eos_token = "[SEP]"  # as GPT-2 has it
-    assert replacement_of(af.Model(build("gpt2"), tokenizer), None) is None
-    assert replacement_of(af.Model(build("gpt2"), tokenizer), "key") == 6
+    assert find_replacement(af.Model(build("gpt2"), tokenizer), None) is None
+    assert find_replacement(af.Model(build("gpt2"), tokenizer), "key") == 6
 
 
 def test_importance_by_word_and_its_top() -> None:
@@ -282,7 +282,7 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
         (lambda m: af.blank_out(m, TEXT, True), "target must be whole numbers; got True"),
         (
             lambda m: af.blank_out(m, (TEXT, TEXT)),
-            "several texts must be a list of them; got tuple",
+            "a pair of texts is for models with two segments; VerbNumber reads one",
         ),
         (
             lambda m: af.blank_out(m, TEXT, replacement=3.5),  # type: ignore[arg-type]
@@ -354,7 +354,7 @@ def test_the_position_that_is_read_is_the_focal_one() -> None:
     sizes = {"vocab_size": 60, "n_embd": 16, "n_layer": 2, "n_head": 2}
     tagger = af.Model(GPT2ForTokenClassification(GPT2Config(**sizes)))
     assert (
-        tagger.reads(tagger.encode([5, 6, 7])),
+        tagger.logit_position(tagger.encode([5, 6, 7])),
         af.explain([5, 6, 7], model=tagger).position,
     ) == (2, 2)
     classifier = af.Model(

@@ -20,8 +20,9 @@ from attnflow.errors import AttnFlowError, OptionError
 from attnflow.evaluate import queried
 from attnflow.graph import AttentionGraph, Floats, check_whole, integers
 from attnflow.importance import IMPORTANCES
+from attnflow.inputs import Encoded, batches
 from attnflow.methods import METHODS
-from attnflow.models import Encoded, Model, batches
+from attnflow.models import Model
 
 if TYPE_CHECKING:
     import pyarrow
@@ -230,7 +231,7 @@ def score(model: Model, job: Job, batch: Sequence[tuple[Row, Encoded, int | None
     if model.task not in ("encoder", "encoder-decoder"):
         with torch.no_grad():
             probabilities = model.probabilities(
-                model.read_logits(outputs[-1], [model.reads(each, at) for each in inputs])
+                model.read_logits(outputs[-1], [model.logit_position(each, at) for each in inputs])
             )
         best = probabilities.argmax(dim=-1)
         predictions = [

@@ -18,7 +18,7 @@ from attnflow.evaluate import defined, markdown, spearman
 from attnflow.files import by_ending, write_csv
 from attnflow.generation import is_common
 from attnflow.graph import Floats, check_whole
-from attnflow.results import join_subwords, listed, words_of
+from attnflow.groups import join_subwords, list_numbers, list_words
 
 if TYPE_CHECKING:
     import pyarrow
@@ -137,7 +137,7 @@ def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
     missing = manifest.missing
     if missing:
         wrong.append(
-            f"not finished: {len(missing)} of {manifest.count} shards are missing ({listed(missing)})"
+            f"not finished: {len(missing)} of {manifest.count} shards are missing ({list_numbers(missing)})"
         )
     for index, shard in sorted(manifest.shards.items()):
         path = shard_path(place, index)
@@ -201,7 +201,7 @@ def gaps(name: str, span: range, rows: Iterable[int]) -> Iterator[str]:
         "of another shard": [row for row in counts if row not in span],
     }.items():
         if found:
-            yield f"{name}: rows {listed(found[:10])}{' ...' if len(found) > 10 else ''} are {what}"
+            yield f"{name}: rows {list_numbers(found[:10])}{' ...' if len(found) > 10 else ''} are {what}"
 
 
 # ---- what the scores say --------------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def top_words(
         for row in batch.to_pylist():
             tokens, special, values = row["tokens"], row["special"], row[method][top]
             for group in (
-                words_of(row["words"])
+                list_words(row["words"])
                 if row["words"] is not None
                 else ([place] for place in range(len(tokens)))
             ):

@@ -35,5 +35,9 @@ class RoundingWarning(UserWarning):
     """A score that is zero by the model's construction, so that what is left of it is rounding error."""
 
 
+class ShareWarning(UserWarning):
+    """So little of a row was kept that what is left of it says little."""
+
+
 class SaturationWarning(UserWarning):
     """Attention flow has reached a bound that does not depend on the source, so it says nothing about the source."""

@@ -19,8 +19,9 @@ from attnflow.errors import AttnFlowError, FileError, OptionError
 from attnflow.files import by_ending, read_lines, write_csv
 from attnflow.graph import RESIDUAL, Floats, integers
 from attnflow.importance import IMPORTANCES
+from attnflow.inputs import Encoded
 from attnflow.methods import METHODS
-from attnflow.models import Encoded, Model
+from attnflow.models import Model
 from attnflow.notices import collect_notices
 from attnflow.progress import progress_bar
 
@@ -260,13 +261,15 @@ def evaluate(
     if not chosen:
         raise OptionError("there must be at least one example; got none")
     pairs = [pair_of(example) for example in chosen]
-    for number, pair in enumerate(pairs, start=1):  # all of them, before anything is computed
-        check_example(model, f"example {number}", *pair)
+    encoded = [  # all of them, before anything is computed
+        check_example(model, f"example {number}", *pair) for number, pair in enumerate(pairs, 1)
+    ]
     done: list[Scored] = []
     with progress_bar("evaluating") as tick:
         try:
             for start in range(0, len(chosen), CHUNK):
-                done += job.score(chosen[start : start + CHUNK], pairs[start : start + CHUNK])
+                part = slice(start, start + CHUNK)
+                done += job.score(chosen[part], pairs[part], encoded[part])
                 tick(len(done), len(chosen))
         except KeyboardInterrupt:
             if not done:
@@ -318,15 +321,17 @@ class Job:
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
 
-    def score(self, examples: Sequence[Any], pairs: Sequence[tuple[Any, Any]]) -> list[Scored]:
-        """All scores of a few examples: one capture for all methods, one call for each importance."""
+    def score(
+        self, examples: Sequence[Any], pairs: Sequence[tuple[Any, Any]], encoded: list[Encoded]
+    ) -> list[Scored]:
+        """All scores of a few examples: one capture for all methods, one call per importance."""
         texts, labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        encoded = [self.model.encode(text) for text in texts]
+        position = None if isinstance(self.query, str) else self.query
         importance: dict[str, list[Any]] = {}
         for name, scorer in self.against.items():
             with self.timed(name):
                 importance[name] = (
-                    IMPORTANCES[name](self.model, texts, labels)
+                    IMPORTANCES[name](self.model, encoded, labels, position=position)
                     if scorer is None
                     else [
                         own(scorer, name, each, example)
@@ -340,7 +345,7 @@ class Job:
         scores: list[dict[str, Floats]] = [{} for _ in examples]
         if any(scorer is None for scorer in self.methods.values()):
             with self.timed("capture"):
-                attentions = capture(self.model, texts)
+                attentions = capture(self.model, encoded)
                 graphs = [attention.graph(residual=self.residual) for attention in attentions]
         for name, scorer in self.methods.items():
             with self.timed(name):
@@ -377,7 +382,7 @@ def queried(
     model: Model, name: str, graph: Any, encoded: Encoded, query: str | int, **options: Any
 ) -> Floats:
     """[layer, token] of one method at the position that a query means, or over all: "focal", "max", "mean" or a number."""
-    position = model.focal(encoded, causal=graph.causal) if query == "focal" else query
+    position = model.focal(encoded) if query == "focal" else query
     positions = None if position in ("max", "mean") else [position]
     with collect_notices():  # that flow says little shows in what is made of it
         values = METHODS[name](
@@ -490,12 +495,14 @@ def pair_of(example: Any) -> tuple[Any, Any]:
     return example, None
 
 
-def check_example(model: Model, place: str, text: Any, label: Any) -> None:
-    """Refuse an example that the model cannot take, and say where it stands."""
+def check_example(model: Model, place: str, text: Any, label: Any) -> Encoded:
+    """An example as the model takes it, or an error that says where it stands."""
     try:
-        model.focal(model.encode(text), causal=False)
+        encoded = model.encode(text)
+        model.focal(encoded)
         if label is not None:
             model.target(label)
+        return encoded
     except AttnFlowError as error:
         raise OptionError(f"{place}: {error}") from error
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.attention import Attention
-from attnflow.capture import capture
+from attnflow.capture import run_batch
 from attnflow.errors import OptionError
 from attnflow.files import PICTURES, Writer, by_ending, known_ending, write_csv
-from attnflow.graph import RESIDUAL, integers
-from attnflow.importance import IMPORTANCES, Importance
+from attnflow.graph import RESIDUAL
+from attnflow.groups import word_groups
+from attnflow.importance import IMPORTANCES, Importance, blank_out
+from attnflow.inputs import Encoded, are_many
 from attnflow.loading import BUNDLED, load
-from attnflow.methods import flow, raw, rollout
+from attnflow.methods import flow, raw, rollout, warn_if_even
 from attnflow.models import Model
 from attnflow.notices import collect_notices
 from attnflow.results import TokenAttention
@@ -46,7 +48,8 @@ class Explanation:
     rollout: TokenAttention
     flow: TokenAttention
     importance: dict[str, Importance]
-    notes: tuple[str, ...] = ()  # what the methods warned of
+    word_importance: dict[str, Importance] = field(default_factory=dict)  # by whitespace words
+    notes: tuple[str, ...] = ()  # what is to be said of the explained position's flow
     residual: float = RESIDUAL
 
     @property
@@ -67,9 +70,8 @@ class Explanation:
             if by_word:
                 shown = self._flow_by_word(layer) if name == "flow" else result.by_word()
             found[name] = (shown.tokens, shown.at(self.position, layer))
-        for name, importance in self.importance.items():
-            summed = importance.by_word() if by_word else importance
-            found[name] = (summed.tokens, summed.values)
+        for name, importance in (self.word_importance if by_word else self.importance).items():
+            found[name] = (importance.tokens, importance.values)
         return found
 
     def _flow_by_word(self, layer: int | None) -> TokenAttention:
@@ -199,46 +201,39 @@ def explain(
     for name in wanted:
         if name not in IMPORTANCES:
             raise OptionError(f"unknown importance {name!r}; choose from {', '.join(IMPORTANCES)}")
+    if are_many(value):
+        raise OptionError(
+            f"explain takes one input; got a list of {len(value)}: call it for each,"
+            " or use explain_corpus for a file of them"
+        )
     encoded = model.encode(value, truncation=truncation)
-    ids = (
-        value if model.is_vision or model.is_encoder_decoder else list(encoded.ids)
-    )  # a text is cut to tokens once
-    attention = capture(model, value, heads=heads, truncation=truncation)
+    position = model.locate(encoded, position)
+    run = run_batch(model, [encoded], heads)
+    (attention,) = run.attentions
     graph = attention.graph(residual=residual)
-    if position is None:
-        position = model.focal(encoded, causal=graph.causal)
-    (position,) = integers([position], "position")
-    if position not in graph.kept:
-        raise OptionError(f"position must be from 0 to {graph.size - 1}; got {position}")
     every = range(1, graph.depth + 1)
     options: dict[str, Any] = {"layers": every, "normalize": normalize}
-    with collect_notices() as notices:
+    with collect_notices():  # of all rows; what is said is about the one that is shown
         flows = flow(
             graph,
             positions=None if graph.size <= ALL_FLOWS else [position],
             workers=workers,
             **options,
         )
-    predicts = model.task not in ("encoder", "encoder-decoder")
-    at = (
-        None
-        if model.is_encoder_decoder
-        or model.task in ("sequence classification", "image classification")
-        else position
-    )
-    prediction = model.predict([ids], position=at)[0] if predicts else None
-    scored = {}
-    if predicts and not model.is_vision and not model.is_encoder_decoder:
-        for name in wanted:
-            found = IMPORTANCES[name](model, ids, target, position=at)
-            scored[name] = Importance(
-                found.values, name, encoded.tokens, found.target, found.probability, encoded.words
-            )
+    prediction, scored, by_word = None, {}, {}
+    if model.predicts:
+        at = [model.logit_position(encoded, position)]
+        (prediction,) = model.read_predictions(model.read_logits(run.output, at))
+        if not model.is_vision and not model.is_encoder_decoder:
+            for name in wanted:
+                scored[name], by_word[name] = score_importance(
+                    model, encoded, name, target, position
+                )
     return Explanation(
         text=value,
         model=model.name,
-        tokens=attention.tokens,
-        special=(*encoded.special, *[False] * (len(attention.tokens) - len(encoded.special))),
+        tokens=(*encoded.tokens, *encoded.decoder_tokens),
+        special=(*encoded.special, *[False] * len(encoded.decoder_tokens)),
         position=position,
         prediction=prediction,
         attention=attention,
@@ -246,6 +241,37 @@ def explain(
         rollout=rollout(graph, **options),
         flow=flows,
         importance=scored,
-        notes=tuple(dict.fromkeys(notices)),
+        word_importance={name: each for name, each in by_word.items() if each is not None},
+        notes=describe_flow(flows, position),
         residual=residual,
     )
+
+
+def score_importance(
+    model: Model, encoded: Encoded, name: str, target: int | str | None, position: int
+) -> tuple[Importance, Importance | None]:
+    """One importance by token and by word; no words where the tokenizer does not tell them."""
+    options: dict[str, Any] = {"position": position}
+    if name == "blank_out":
+        options["signed"] = True
+    by_token: Importance = IMPORTANCES[name](model, encoded, target, **options)
+    if encoded.words is None:
+        return by_token, None
+    if name != "blank_out":
+        return by_token, by_token.by_word()
+    words = word_groups(encoded.tokens, encoded.words)
+    values = by_token.values[[word.positions[0] for word in words]]
+    several = [place for place, word in enumerate(words) if len(word.positions) > 1]
+    if several:  # a word of one token is blanked out already
+        options["groups"] = [words[place] for place in several]
+        values[several] = blank_out(model, encoded, target, **options).values
+    names = tuple(word.name for word in words)
+    return by_token, replace(by_token, values=values, tokens=names, words=None, groups=words)
+
+
+def describe_flow(flows: TokenAttention, position: int) -> tuple[str, ...]:
+    """What has to be said of the flow from one position in the top layer, if anything."""
+    top = max(flows.layers)
+    with collect_notices() as notices:
+        warn_if_even(flows.select(position, top))
+    return tuple(notices)

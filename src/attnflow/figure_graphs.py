@@ -32,7 +32,8 @@ from attnflow.drawing import (
 from attnflow.errors import OptionError
 from attnflow.explain import Explanation
 from attnflow.graph import Floats, integers
-from attnflow.results import MaxFlow, TokenAttention, listed
+from attnflow.groups import list_numbers
+from attnflow.results import MaxFlow, TokenAttention
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +80,7 @@ def attention_graph(
             result.at(position, each)  # says what was not computed
     if layer is not None and (position is None or layer not in layers):
         raise OptionError(
-            f"layer chooses a node together with position, in the layers drawn ({listed(layers)}); got {layer=}, {position=}"
+            f"layer chooses a node together with position, in the layers drawn ({list_numbers(layers)}); got {layer=}, {position=}"
         )
     values = np.stack(
         [result.values[result.layers.index(each)] for each in layers]
@@ -88,7 +89,9 @@ def attention_graph(
         values, layers, result.positions, chosen_count(strongest, size), position
     )
     if len(result.positions) < size:
-        note += f"\nposition{'s' * (len(result.positions) != 1)} {listed(result.positions)} only"
+        note += (
+            f"\nposition{'s' * (len(result.positions) != 1)} {list_numbers(result.positions)} only"
+        )
     depth = max(layers) - min(layers) + 1
     ax = (
         paper(*graph_size(depth, result.tokens, orientation)).subplots()
@@ -197,7 +200,7 @@ def flow_paths(
         "edges [layer, query, key]",
         max_flow.edges,
         (len(layers), size, size),
-        f"layers {listed(layers)} and {size} tokens",
+        f"layers {list_numbers(layers)} and {size} tokens",
     )
     edges, weights, note = edges_of(
         max_flow.edges, layers, range(size), chosen_count(strongest, size)
@@ -297,7 +300,7 @@ def neighbouring(result: TokenAttention) -> list[int]:
     kept = [layer for layer in sorted(known) if layer - 1 in below or layer + 1 in known]
     if not kept:
         raise OptionError(
-            f"a graph needs neighbouring layers; this result has layers {listed(result.layers)}"
+            f"a graph needs neighbouring layers; this result has layers {list_numbers(result.layers)}"
             f" down to layer {result.bottom}: compute them with layers=range({(result.bottom or 0) + 1}, {max(known) + 1})"
         )
     return kept

@@ -50,7 +50,8 @@ from attnflow.figure_graphs import (
 )
 from attnflow.generation import Generation, PromptAttention
 from attnflow.graph import Floats, integers
-from attnflow.results import TokenAttention, listed
+from attnflow.groups import list_numbers
+from attnflow.results import TokenAttention
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -306,7 +307,7 @@ def generation(
     (layer,) = integers([max(found.layers) if layer is None else layer], "layer")
     if layer not in found.layers:
         raise OptionError(
-            f"layer {layer} was not computed; this result has layers {listed(found.layers)}"
+            f"layer {layer} was not computed; this result has layers {list_numbers(found.layers)}"
         )
     values = found.values[:, :, found.layers.index(layer)]
     width = width_for(len(found.prompt) + int(label_room(found.generated) / LABEL))

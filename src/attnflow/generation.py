@@ -17,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.attention import Attention
-from attnflow.capture import Call, checked, fuse, listening
-from attnflow.errors import CaptureError, OptionError
+from attnflow.capture import assemble_stack, check_heads, check_mixers
+from attnflow.errors import CaptureError, OptionError, ShareWarning
 from attnflow.files import PICTURES, by_ending, known_ending, write_csv, write_file
 from attnflow.graph import RESIDUAL, AttentionGraph, Floats, check_whole
+from attnflow.listening import Call, fuse, listening, restore_rows
 from attnflow.methods import flow as attention_flow
-from attnflow.models import Model, evaluating
+from attnflow.models import Model, evaluating, running
+from attnflow.notices import give_notice
+from attnflow.results import measure_spread
 
 # English function words: rollout favours them, because nearly every token looks at them
 COMMON_WORDS_TEXT = """
@@ -33,13 +36,16 @@ her us them my your his its our their mine yours hers ours theirs myself yoursel
 who whom whose which what when where why how there here also just only very too
 """
 COMMON_WORDS = frozenset(COMMON_WORDS_TEXT.split())
+LITTLE = 0.01  # a kept share below this is warned of
 
 
 @dataclass(frozen=True, eq=False)
 class PromptAttention:
     """M: how much each prompt token reached each generated one, in each layer.
 
-    values: [generated token, prompt token, layer]; np.asarray gives them too. prompt, generated: the tokens' names.
+    values: [generated token, prompt token, layer]; np.asarray gives them too. prompt, generated:
+    the tokens' names. kept: [generated token, layer], the share of each row that `filtered` kept,
+    before the rest was made to sum to 1; None if nothing was filtered.
     """
 
     values: Floats  # [generated, prompt, layer]
@@ -48,6 +54,13 @@ class PromptAttention:
     generated: tuple[str, ...]
     layers: tuple[int, ...]
     special: frozenset[str] = frozenset()
+    kept: Floats | None = None  # [generated, layer]
+
+    @cached_property
+    def spread(self) -> Floats:
+        """[generated token, layer]: 0 where a row is even over the prompt, 1 where all is on one."""
+        rows = self.values.transpose(0, 2, 1)  # [generated, layer, prompt]
+        return measure_spread(rows, np.ones(rows.shape, bool))
 
     def filtered(
         self,
@@ -56,25 +69,46 @@ class PromptAttention:
         punctuation: bool = True,
         special: bool = True,
     ) -> "PromptAttention":
-        """The same without some prompt tokens (common words, punctuation, special tokens), the rest summing to 1 again."""
+        """The same without some prompt tokens, the rest summing to 1 again.
+
+        `.kept` says how much of each row the rest was; a warning says where it was next to nothing,
+        since then what is shown is the noise that filtering left.
+
+        Parameters
+        ----------
+        words
+            Words to take out, in lower case; English function words by default.
+        punctuation, special
+            Whether to take out punctuation, and the tokenizer's special tokens.
+        """
         unwanted = {word.lower() for word in words}
 
         def stays(token: str) -> bool:
-            return (
-                not special
-                if token in self.special
-                else not is_common(token, unwanted, punctuation)
-            )
+            if token in self.special:
+                return not special
+            return not is_common(token, unwanted, punctuation)
 
-        kept = [place for place, token in enumerate(self.prompt) if stays(token)]
-        if not kept:
+        places = [place for place, token in enumerate(self.prompt) if stays(token)]
+        if not places:
             raise OptionError(
-                "filtering must leave at least one prompt token; got none: give words=() or punctuation=False"
+                "filtering must leave at least one prompt token; got none:"
+                " give words=() or punctuation=False"
             )
-        values = self.values[:, kept]
-        sums = values.sum(axis=1, keepdims=True)
-        values = np.divide(values, sums, out=np.zeros_like(values), where=sums > 0)
-        return replace(self, values=values, prompt=tuple(self.prompt[place] for place in kept))
+        whole = self.values.sum(axis=1)  # [generated, layer]
+        values = self.values[:, places]
+        sums = values.sum(axis=1)
+        kept = np.divide(sums, whole, out=np.zeros_like(sums), where=whole > 0)
+        kept = kept if self.kept is None else kept * self.kept
+        if kept[:, -1].min() < LITTLE:
+            give_notice(
+                f"filtering kept {kept[:, -1].min():.2g} of a row of {self.method}: what is shown"
+                " is what the tokens that were taken out left over; look at it unfiltered",
+                ShareWarning,
+            )
+        below = sums[:, None]
+        values = np.divide(values, below, out=np.zeros_like(values), where=below > 0)
+        prompt = tuple(self.prompt[place] for place in places)
+        return replace(self, values=values, prompt=prompt, kept=kept)
 
     def rows(self) -> Iterator[tuple[int, str, int, str, int, float]]:
         """(generated, generated_token, prompt, prompt_token, layer, value) for each value."""
@@ -86,12 +120,14 @@ class PromptAttention:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write .csv (one line a value), .json or .npz, by the ending of the name."""
         header = ["generated", "generated_token", "prompt", "prompt_token", "layer", "value"]
-        content = {
+        content: dict[str, Any] = {
             "method": self.method,
             "prompt": self.prompt,
             "generated": self.generated,
             "layers": self.layers,
         }
+        if self.kept is not None:
+            content["kept"] = self.kept.tolist()
         arrays: dict[str, Any] = {name: np.array(value) for name, value in content.items()}
         return by_ending(
             path,
@@ -247,10 +283,45 @@ class Generation:
         return f"<Generation: {len(self.tokens)} tokens after a prompt of {self.size}: {self.text[:60]!r}>"
 
 
-def generate(model: Any, prompt: Any, *, max_new_tokens: int = 20, **options: Any) -> Any:
-    """Generate from a prompt (a text, token ids, or chat messages), or from a list of prompts, and keep the attention.
+# options of the model's own `generate` that would make attention of something else than the named
+# prompt, or of more than one sequence per prompt
+REFUSED = {
+    "inputs_embeds": "the prompt is what is explained, so it must be given as text or token ids",
+    "inputs": "give the prompt as the prompt",
+    "input_ids": "give the prompt as the prompt",
+    "attention_mask": "it belongs to the prompt",
+    "assistant_model": "a second model would choose tokens whose attention is not recorded",
+    "prompt_lookup_num_tokens": "tokens that are guessed and thrown away would be recorded",
+    "assistant_early_exit": "tokens that are guessed and thrown away would be recorded",
+    "custom_generate": "it is code of somebody else's",
+    "trust_remote_code": "attnflow runs no code of a model's own",
+}
+ONE_SEQUENCE = ("num_beams", "num_beam_groups", "num_return_sequences")
 
-    options are those of the model's own `generate`: do_sample, temperature, eos_token_id, ...; beams are refused.
+
+def generate(
+    model: Any,
+    prompt: Any,
+    *,
+    max_new_tokens: int = 20,
+    heads: str | None = "mean",
+    **options: Any,
+) -> Any:
+    """Generate from a prompt, or from a list of prompts, and keep the attention.
+
+    Parameters
+    ----------
+    model
+        A causal language model: a `Model`, or a Hugging Face model that takes token ids.
+    prompt
+        A text, token ids, or chat messages.
+    max_new_tokens
+        At most so many tokens.
+    heads
+        "mean", "max" or "min" fuse heads at once; None keeps every head.
+    options
+        Those of the model's own `generate`: do_sample, temperature, eos_token_id, ... Beams and
+        assisted decoding are refused.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2))
@@ -261,20 +332,35 @@ def generate(model: Any, prompt: Any, *, max_new_tokens: int = 20, **options: An
     if model.task != "causal LM":
         raise OptionError(f"generate needs a causal LM; {model.name} is for {model.task}")
     check_whole("max_new_tokens", max_new_tokens)
-    for name in ("num_beams", "num_beam_groups", "num_return_sequences"):
-        if options.get(name, 1) != 1:
-            raise OptionError(
-                f"generate follows one sequence a prompt, so {name} must be 1; got {options[name]}"
-            )
+    check_heads(heads)
+    check_options(options)
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
     prompts = [prompt_ids(model, each) for each in (prompt if many else [prompt])]
     for ids in prompts:
         if model.longest is not None and len(ids) + max_new_tokens > model.longest:
             raise OptionError(
-                f"this model takes at most {model.longest} tokens; got a prompt of {len(ids)} and max_new_tokens={max_new_tokens}"
+                f"this model takes at most {model.longest} tokens; got a prompt of {len(ids)}"
+                f" and max_new_tokens={max_new_tokens}"
             )
-    found = generate_batch(model, prompts, max_new_tokens, options)
+    found = generate_batch(model, prompts, max_new_tokens, heads, options)
     return found if many else found[0]
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options, given alone or in a generation_config, that capture cannot follow."""
+    config = options.get("generation_config")
+
+    def asked(name: str) -> Any:
+        return options[name] if options.get(name) is not None else getattr(config, name, None)
+
+    for name, reason in REFUSED.items():
+        if asked(name) is not None and asked(name) is not False:
+            raise OptionError(f"generate takes no {name}: {reason}; leave it out")
+    for name in ONE_SEQUENCE:
+        if asked(name) not in (None, 1):
+            raise OptionError(
+                f"generate follows one sequence per prompt, so {name} must be 1; got {asked(name)}"
+            )
 
 
 def prompt_ids(model: Model, prompt: Any) -> tuple[int, ...]:
@@ -284,7 +370,8 @@ def prompt_ids(model: Model, prompt: Any) -> tuple[int, ...]:
         if prompt and isinstance(prompt[0], dict):
             if getattr(model.tokenizer, "chat_template", None) is None:
                 raise OptionError(
-                    "chat messages need a tokenizer with a chat template, and this one has none; give a text"
+                    "chat messages need a tokenizer with a chat template, and this one has none;"
+                    " give a text"
                 )
             text = model.tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, tokenize=False
@@ -294,112 +381,115 @@ def prompt_ids(model: Model, prompt: Any) -> tuple[int, ...]:
 
 
 def generate_batch(
-    model: Model, prompts: Sequence[tuple[int, ...]], max_new_tokens: int, options: dict[str, Any]
+    model: Model,
+    prompts: Sequence[tuple[int, ...]],
+    max_new_tokens: int,
+    heads: str | None,
+    options: dict[str, Any],
 ) -> list[Generation]:
-    """Generate from several prompts, padded on the left, so that all of them end where generation starts."""
+    """Generate from several prompts, padded on the left: all end where generation starts."""
     import torch
 
+    check_mixers(model)
     longest = max(map(len, prompts))
     pads = [longest - len(ids) for ids in prompts]
-    given = torch.tensor(
-        [[model.padding] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)],
-        device=model.model.device,
-    )
-    mask = torch.tensor(
-        [[0] * pad + [1] * len(ids) for pad, ids in zip(pads, prompts, strict=True)],
-        device=model.model.device,
-    )
-    settings = {
-        "pad_token_id": model.padding,
-        **options,
-        "max_new_tokens": max_new_tokens,
-        "num_beams": 1,
-    }
-    settings |= {"return_dict_in_generate": True, "output_logits": True, "use_cache": True}
+    rows = [[model.padding] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)]
+    seen = [[0] * pad + [1] * len(ids) for pad, ids in zip(pads, prompts, strict=True)]
+    given, mask = (torch.tensor(each, device=model.device) for each in (rows, seen))
+    settings = {"pad_token_id": model.padding, **options}
+    settings |= {"max_new_tokens": max_new_tokens, "num_beams": 1, "use_cache": True}
+    settings |= {"return_dict_in_generate": True, "output_logits": True}
+    settings["output_attentions"] = not model.probe.interface
     with evaluating(model.model), torch.no_grad():
-        if not uses_interface(model):
-            settings["output_attentions"] = True
         try:
-            with listening(model.model, "mean") as calls:
+            with running(model), listening(model.model, heads) as calls:
                 output = model.model.generate(input_ids=given, attention_mask=mask, **settings)
-        except (TypeError, ValueError) as error:
-            raise OptionError(
-                f"{model.name} cannot generate with {sorted(options)}: {error}"
-            ) from error
-        if "output_attentions" in settings:
-            calls = [
-                Call("", fuse(layer.float(), "mean").cpu().numpy(), None, None)
-                for step in output.attentions
-                for layer in step
-            ]
+        except CaptureError as error:
+            if isinstance(error.__cause__, TypeError | ValueError):
+                raise OptionError(
+                    f"{model.name} cannot generate with {sorted(options)}: {error.__cause__}"
+                ) from error
+            raise
+    if not model.probe.interface:
+        calls = [
+            Call("", fuse(restore_rows(layer), heads).cpu().numpy(), None, None)
+            for step in output.attentions
+            for layer in step
+        ]
     steps = len(output.logits)
-    depth = model.model.config.num_hidden_layers
-    if len(calls) != steps * depth:
-        raise CaptureError(
-            f"{model.name} has {depth} layers and took {steps} steps, but {len(calls)} attention calls were heard"
-        )
-    weights = place_rows(calls, depth, longest, steps)
+    layers = join_steps(model, calls, longest, steps)
     logits = torch.stack(output.logits, dim=1).float()  # [sequence, step, token]
     chosen = output.sequences[:, longest:]
     probabilities = logits.softmax(dim=-1).gather(2, chosen[:, :steps, None])[..., 0]
-    ends = stops(model, options)
+    special = frozenset(map(str, getattr(model.tokenizer, "all_special_tokens", ())))
     found = []
     for place, (pad, ids) in enumerate(zip(pads, prompts, strict=True)):
-        new = chosen[place].tolist()
-        count = next((index + 1 for index, token in enumerate(new) if token in ends), len(new))
-        size = longest + count - 1
-        attention = checked(
-            model,
-            weights[:, place, :, pad:size, pad:size],
-            fused="mean",
-            causal=True if size - pad > 1 else None,
+        new = cut_padding(
+            chosen[place].tolist(), stop_ids(model, options), settings["pad_token_id"]
         )
+        if not torch.isfinite(probabilities[place, : len(new)]).all():
+            raise CaptureError(f"the scores of {model.name} must be finite; got NaN or infinity")
+        attention = assemble_stack(model, layers, place, slice(pad, longest + len(new) - 1), heads)
         text = (
-            ""
-            if model.tokenizer is None
-            else model.tokenizer.decode(new[:count], skip_special_tokens=True)
+            "" if model.tokenizer is None else model.tokenizer.decode(new, skip_special_tokens=True)
         )
-        special = frozenset(map(str, getattr(model.tokenizer, "all_special_tokens", ())))
-        chances = tuple(probabilities[place, :count].tolist())
         found.append(
             Generation(
-                text, model.names(new[:count]), chances, model.names(ids), attention, special
+                text,
+                model.names(new),
+                tuple(probabilities[place, : len(new)].tolist()),
+                model.names(ids),
+                attention,
+                special,
             )
         )
     return found
 
 
-def uses_interface(model: Model) -> bool:
-    """Whether the model's attention can be heard: found out on one token."""
+def join_steps(model: Model, calls: Sequence[Call], longest: int, steps: int) -> list[Call]:
+    """One call per layer over all positions, from the calls of all steps, each at its positions.
+
+    A cache with a sliding window holds only the last keys, so columns are counted from the last.
+    """
     import torch
 
-    with listening(model.model, "mean") as calls:
-        one = torch.ones((1, 1), dtype=torch.long, device=model.model.device)
-        model.model(input_ids=one, attention_mask=one)
-    return bool(calls)
-
-
-def place_rows(
-    calls: Sequence[Call], depth: int, longest: int, steps: int
-) -> npt.NDArray[np.float32]:
-    """[layer, sequence, 1, position, position]: each step's rows at their positions.
-
-    A cache with a sliding window holds only the last keys, so the columns are counted from the last one.
-    """
-    size = longest + steps - 1
-    weights = np.zeros((depth, calls[0].weights.shape[0], 1, size, size), np.float32)
-    for number, call in enumerate(calls):
-        layer, step = number % depth, number // depth
-        rows, keys = call.weights.shape[2:]
-        end = longest + step  # positions that there are after this step
-        seen = min(keys, end)
-        weights[layer, :, :, end - rows : end, end - seen : end] = (
-            call.weights[..., :seen] if keys > end else call.weights
+    depth = model.depth or len(calls) // steps
+    if len(calls) != steps * depth:
+        raise CaptureError(
+            f"{model.name} has {depth} layers and took {steps} steps, but {len(calls)} attention"
+            " calls were recorded"
         )
-    return weights
+    size = longest + steps - 1
+    layers = []
+    for first in calls[:depth]:
+        sequences, heads = first.weights.shape[:2]
+        weights = np.zeros((sequences, heads, size, size), np.float32)
+        sink = None if first.sink is None else torch.zeros(sequences, size)
+        layers.append(Call(first.name, weights, sink, first.window))
+    for number, call in enumerate(calls):
+        layer, end = layers[number % depth], longest + number // depth  # positions after this step
+        rows, keys = call.weights.shape[2:]
+        known = min(keys, end)
+        layer.weights[:, :, end - rows : end, end - known : end] = call.weights[..., :known]
+        if layer.sink is not None and call.sink is not None:
+            layer.sink[:, end - rows : end] = call.sink
+    return layers
 
 
-def stops(model: Model, options: dict[str, Any]) -> set[int]:
-    """The tokens that end a generation."""
-    end = options.get("eos_token_id", getattr(model.model.generation_config, "eos_token_id", None))
-    return set() if end is None else {end} if isinstance(end, int) else set(end)
+def stop_ids(model: Model, options: dict[str, Any]) -> set[int]:
+    """The tokens that end a generation: as an option, in a generation_config, or the model's own."""
+    config = options.get("generation_config") or model.model.generation_config
+    end: Any = options.get("eos_token_id", getattr(config, "eos_token_id", None))
+    end = end.tolist() if hasattr(end, "tolist") else end
+    return set() if end is None else {end} if isinstance(end, int) else {int(each) for each in end}
+
+
+def cut_padding(tokens: Sequence[int], ends: set[int], padding: Any) -> list[int]:
+    """Generated tokens up to the one that ended them; the rest waited for longer sequences."""
+    count = next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))
+    if count == len(
+        tokens
+    ):  # ended otherwise, perhaps by a stop string: what is padding at the end
+        while count > 1 and tokens[count - 1] == padding and tokens[count - 1] not in ends:
+            count -= 1
+    return list(tokens[:count])

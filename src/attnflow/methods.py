@@ -1,6 +1,6 @@
 """The methods: raw attention, attention rollout and attention flow, from an attention graph to token attention."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,24 +9,24 @@ import numpy.typing as npt
 
 from attnflow.attention import Attention
 from attnflow.errors import OptionError, SaturationWarning
-from attnflow.graph import AttentionGraph, Floats, integers, iterated, positions_of
+from attnflow.graph import AttentionGraph, Floats, integers, positions_of
+from attnflow.groups import (
+    Group,
+    Groups,
+    check_group,
+    is_several,
+    list_numbers,
+    read_groups,
+    refuse_removed,
+    sum_groups,
+)
 from attnflow.notices import give_notice
 from attnflow.progress import progress_bar
-from attnflow.results import (
-    LIMITS,
-    Group,
-    MaxFlow,
-    TokenAttention,
-    join_subwords,
-    listed,
-    sum_groups,
-    word_groups,
-)
+from attnflow.results import LIMITS, MaxFlow, TokenAttention
 
 Weights = (
     Attention | AttentionGraph | npt.ArrayLike
 )  # an array, or a list of per-layer arrays, stands for its Attention
-Groups = str | Iterable[Iterable[int] | Group] | Mapping[str, Iterable[int]] | None
 Codes = npt.NDArray[np.int8]
 NORMALIZATIONS = ("sum", "receptive_field", None)
 SATURATED = 1e-9  # a flow this close to the source's row sum, or the target's column sum, is at it
@@ -43,7 +43,7 @@ def raw(
     positions: Iterable[int] | int | None = None,
     bottom: int | None = None,
     normalize: str | None = "sum",
-    groups: Groups = None,
+    groups: Groups | None = None,
 ) -> TokenAttention:
     """Raw attention: the model's weights, fused over heads, without the residual.
 
@@ -72,7 +72,7 @@ def rollout(
     positions: Iterable[int] | int | None = None,
     bottom: int = 0,
     normalize: str | None = "sum",
-    groups: Groups = None,
+    groups: Groups | None = None,
 ) -> TokenAttention:
     """Attention rollout: the product of the layers' matrices, down to layer `bottom`.
 
@@ -134,7 +134,7 @@ def flow(
     positions: Iterable[int] | int | None = None,
     bottom: int = 0,
     normalize: str | None = "sum",
-    groups: Groups = None,
+    groups: Groups | None = None,
     workers: int = 1,
 ) -> TokenAttention:
     """Attention flow: the maximum flow to each position of layer `bottom`, or to each group.
@@ -266,7 +266,7 @@ class Request:
         positions: Iterable[int] | int | None,
         bottom: int,
         normalize: str | None,
-        groups: Groups,
+        groups: Groups | None,
         *,
         every_layer: bool,
     ) -> "Request":
@@ -289,7 +289,7 @@ class Request:
                 f"bottom must be below every layer asked for; got bottom={bottom}, layers={asked} (this graph has layers 0..{graph.depth})"
             )
         wanted = graph.kept if positions is None else positions_of(positions, graph.size)  # type: ignore[arg-type]
-        refuse_removed(graph, wanted)
+        refuse_removed(wanted, graph.size, graph.removed)
         if not wanted:
             raise OptionError("at least one position must be asked for; got none")
         if not isinstance(normalize, str | None) or normalize not in NORMALIZATIONS:
@@ -300,7 +300,15 @@ class Request:
             raise OptionError(
                 "normalize='receptive_field' is not defined for encoder-decoder graphs; choose 'sum' or None"
             )
-        found = groups_of(graph, groups)
+        found = None
+        if groups is not None:
+            found = read_groups(
+                groups,
+                graph.size,
+                tokens=graph.tokens,
+                words=graph.words,
+                removed=graph.removed,
+            )
         return cls(graph, method, tuple(asked), tuple(wanted), bottom, normalize, found)
 
     def grouped(self, values: Floats) -> Floats:
@@ -342,6 +350,11 @@ class Request:
         )
 
 
+def are_even(spread: Floats, keys: Any) -> npt.NDArray[np.bool_]:
+    """Which rows hardly tell keys apart, by their spread and the number of keys that they see."""
+    return (spread < EVEN) & (np.asarray(keys) >= WORTH_A_WARNING[1])
+
+
 def warn_if_even(result: TokenAttention) -> None:
     """One warning per call, if some row of a flow hardly tells keys, or sources, apart."""
     deep, long = WORTH_A_WARNING
@@ -351,17 +364,17 @@ def warn_if_even(result: TokenAttention) -> None:
     if result.saturated is None or kept < long or not worth.any():
         return
     at_bound = worth & (result.saturated.sum(axis=-1) / kept > MOSTLY)  # [layer, query]
-    even = worth & (result.spread < EVEN) & (result.visible_keys >= long)
+    even = are_even(result.spread, result.visible_keys) & worth
     problems = []
     if at_bound.any():
-        found = listed(layers[at_bound.any(axis=1)].tolist())
+        found = list_numbers(layers[at_bound.any(axis=1)].tolist())
         problems.append(
             f"attention flow from layer {found} is saturated: over {MOSTLY:.0%} of a row equals"
             " the row sum of its source or the column sum of its target, so it says nothing about"
             " the layers between them"
         )
     if even.any():
-        found, least = listed(layers[even.any(axis=1)].tolist()), result.spread[even].min()
+        found, least = list_numbers(layers[even.any(axis=1)].tolist()), result.spread[even].min()
         problems.append(
             f"attention flow from layer {found} is even: the spread of a row is {least:.2g}"
             " (0: all keys alike, 1: all on one key), so it hardly tells inputs apart"
@@ -378,13 +391,6 @@ def graph_of(attention: Weights) -> AttentionGraph:
     return (attention if isinstance(attention, Attention) else Attention(attention)).graph()
 
 
-def is_several(position: Any) -> bool:
-    """Whether these are positions in a list, an array or their like, and not one position."""
-    if isinstance(position, np.ndarray):
-        return position.ndim > 0
-    return isinstance(position, Iterable) and not isinstance(position, str)
-
-
 def node_of(
     graph: AttentionGraph, node: Any, what: str, *, several: bool = False
 ) -> tuple[int, tuple[int, ...]]:
@@ -398,100 +404,10 @@ def node_of(
     if not 0 <= layer <= graph.depth:
         raise OptionError(f"the layer of {what} must be from 0 to {graph.depth}; got {layer}")
     if is_several(position):
-        return layer, check_group(graph, position, f"the positions of {what}")
+        return layer, check_group(position, graph.size, graph.removed, f"the positions of {what}")
     found = positions_of([position], graph.size, f"the position of {what}")
-    refuse_removed(graph, found)
+    refuse_removed(found, graph.size, graph.removed)
     return layer, found
-
-
-def refuse_removed(graph: AttentionGraph, positions: Sequence[int]) -> None:
-    """Refuse a position that was taken out of the graph."""
-    for position in positions:
-        if position in graph.removed:
-            raise OptionError(
-                f"position {position} was taken out of this graph;"
-                f" it has positions {listed(graph.kept)}"
-            )
-
-
-def check_group(graph: AttentionGraph, positions: Iterable[int], what: str) -> tuple[int, ...]:
-    """Positions to take together: at least one, each once, all of them in the graph."""
-    found = positions_of(positions, graph.size, what)
-    if not found:
-        raise OptionError(f"{what} must be at least one; got none")
-    if len(set(found)) < len(found):
-        twice = next(position for position in found if found.count(position) > 1)
-        raise OptionError(f"{what} must be different ones; got {twice} twice")
-    refuse_removed(graph, found)
-    return found
-
-
-def groups_of(graph: AttentionGraph, groups: Groups) -> tuple[Group, ...] | None:
-    """The groups that were asked for, named and checked."""
-    if groups is None:
-        return None
-    if isinstance(groups, str):
-        if groups != "words":
-            raise OptionError(
-                f"unknown groups {groups!r}; choose 'words', lists of positions, or"
-                " {name: positions}"
-            )
-        if graph.words is None:
-            raise OptionError(
-                "groups='words' needs the tokens' words, and this graph has none: give"
-                " Attention(words=[...]), the number of each token's word, or lists of positions"
-            )
-        return word_groups(names(graph), graph.words, graph.removed)
-    named: list[tuple[Any, Any]] = (
-        list(groups.items())
-        if isinstance(groups, Mapping)
-        else [
-            (each.name, each.positions) if isinstance(each, Group) else (None, each)
-            for each in iterated(groups, "groups")
-        ]
-    )
-    if not named:
-        raise OptionError("at least one group must be given; got none")
-    found: list[Group] = []
-    taken: dict[int, int] = {}  # the group of each position
-    for number, (name, positions) in enumerate(named):
-        if name is not None and not isinstance(name, str):
-            raise OptionError(f"the names of groups must be strings; got {name!r}")
-        if not is_several(positions):
-            raise OptionError(
-                f"groups must be lists of positions, as [[0, 1], [2]]; got {positions!r} as group"
-                f" {number}"
-            )
-        checked = check_group(graph, positions, f"the positions of group {number}")
-        for position in checked:
-            if taken.setdefault(position, number) != number:
-                raise OptionError(
-                    f"a position must be in one group only; got {position} in groups"
-                    f" {taken[position]} and {number}"
-                )
-        found.append(Group(name_group(graph, checked) if name is None else name, checked))
-    return tuple(found)
-
-
-def name_group(graph: AttentionGraph, positions: Sequence[int]) -> str:
-    """The words of these positions, or their numbers where tokens have no names."""
-    if graph.tokens is None:
-        return listed(positions)
-    pieces: list[list[int]] = []
-    for position in positions:
-        before = pieces[-1][-1] if pieces else None
-        same = (
-            before is not None
-            and before == position - 1
-            and graph.words is not None
-            and graph.words[position] is not None
-            and graph.words[position] == graph.words[before]
-        )
-        if same:
-            pieces[-1].append(position)
-        else:
-            pieces.append([position])
-    return " ".join(join_subwords([graph.tokens[each] for each in piece]) for piece in pieces)
 
 
 def names(graph: AttentionGraph) -> tuple[str, ...]:

@@ -1,17 +1,28 @@
-"""`Model`: a torch model with its tokenizer or image processor, what it predicts, and the position that its prediction comes from."""
+"""`Model`: a torch model with its tokenizer or image processor, and what it predicts where."""
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from numbers import Integral
-from pathlib import Path
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from attnflow.errors import CaptureError, MissingExtraError, OptionError
+from attnflow.errors import AttnFlowError, CaptureError, MissingExtraError, OptionError
 from attnflow.graph import integers
+from attnflow.inputs import (
+    Encoded,
+    are_many,
+    batches,
+    padded,
+    patch_size,
+    read_image,
+    token_ids,
+    tokenize,
+)
+from attnflow.listening import Probe, probe
 
 if TYPE_CHECKING:
     import torch
@@ -28,41 +39,39 @@ TASKS = {
     "ForCausalLM": "causal LM",
     "LMHeadModel": "causal LM",
 }
-EXTRA_POSITIONS = {
+NO_PREDICTION = ("encoder", "encoder-decoder")  # tasks of models without a head
+LANGUAGE = ("masked LM", "causal LM", "sequence to sequence")  # tasks whose classes are tokens
+EXTRA_POSITIONS = {  # families whose positions count from padding_idx + 1
     "roberta",
     "xlm-roberta",
     "camembert",
     "mpnet",
     "xlm-roberta-xl",
     "roberta-prelayernorm",
-}  # count from padding_idx + 1
-
-
-LANGUAGE = ("masked LM", "causal LM", "sequence to sequence")  # tasks whose classes are tokens
+}
 BATCH_TOKENS = 4096  # tokens that run through a model together, padding included
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One input as the model takes it: token ids, or the pixels of an image; and how its positions are called."""
-
-    ids: tuple[int, ...]  # of the encoder, or of a decoder that stands alone; empty for images
-    tokens: tuple[str, ...]
-    words: tuple[int | None, ...] | None = None
-    decoder_ids: tuple[int, ...] = ()  # of a decoder with an encoder
-    decoder_tokens: tuple[str, ...] = ()
-    pixels: "torch.Tensor | None" = None  # [channel, height, width]
-    grid: tuple[int, int] | None = None  # patches down and across
-    special: tuple[
-        bool, ...
-    ] = ()  # whether a token is no word of the input: CLS, SEP, the start and the end of a text
+PROBED = 5  # tokens of the inputs by which a model is asked what it is made of
+PROBES: "WeakKeyDictionary[Any, Probe]" = WeakKeyDictionary()  # what each module answered
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Model:
-    """A Hugging Face model and what turns inputs into its inputs: a tokenizer or an image processor.
+    """A torch model and what turns inputs into its inputs: a tokenizer or an image processor.
 
     Without either, inputs are token ids (or pixel tensors), and tokens are called by their ids.
+
+    Parameters
+    ----------
+    model
+        A Hugging Face model, or a module of your own that holds one; compiled models are unwrapped.
+    processor
+        Its tokenizer or image processor.
+    task
+        What it predicts, inferred from the class's name if None: "sequence classification",
+        "token classification", "image classification", "masked LM", "causal LM", "sequence to
+        sequence", or "encoder" for a model that predicts nothing.
+    position
+        Where the prediction comes from, inferred if None; negative ones count from the end.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = Model(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2)))
@@ -74,12 +83,27 @@ class Model:
     tokenizer: Any
     image_processor: Any
     task: str
+    position: int | None
 
-    def __init__(self, model: Any, processor: Any = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        processor: Any = None,
+        *,
+        task: str | None = None,
+        position: int | None = None,
+    ) -> None:
         require_torch()
-        if not hasattr(model, "config") or not hasattr(model, "named_modules"):
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        if not hasattr(model, "named_modules") or not hasattr(find_part(model), "config"):
             raise OptionError(
-                f"Model takes a Hugging Face model; got {type(model).__name__} (for plain PyTorch modules there is af.record)"
+                "Model takes a Hugging Face model, or a module that holds one;"
+                f" got {type(model).__name__} (for plain PyTorch modules there is af.record)"
+            )
+        if any(each.is_meta for each in model.parameters()) and not hasattr(model, "hf_device_map"):
+            raise OptionError(
+                f"a model must have its weights; {type(model).__name__} is on the meta device,"
+                " which holds none: load it with from_pretrained"
             )
         tokenizer = getattr(
             processor,
@@ -93,80 +117,177 @@ class Model:
         )
         if processor is not None and tokenizer is None and images is None:
             raise OptionError(
-                f"a Model's processor must be a tokenizer or an image processor; got {type(processor).__name__}"
+                "a Model's processor must be a tokenizer or an image processor;"
+                f" got {type(processor).__name__}"
             )
+        if task is not None and task not in {*TASKS.values(), *NO_PREDICTION}:
+            known = ", ".join(dict.fromkeys([*TASKS.values(), *NO_PREDICTION]))
+            raise OptionError(f"unknown task {task!r}; choose from {known}")
+        if position is not None:
+            (position,) = integers([position], "position")
         for name, value in {
             "model": model,
             "tokenizer": tokenizer,
             "image_processor": images,
-            "task": task_of(model),
+            "task": infer_task(model) if task is None else task,
+            "position": position,
         }.items():
             object.__setattr__(self, name, value)
+
+    # ---- what it is -----------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
         """The model's class, for messages."""
         return type(self.model).__name__
 
+    @cached_property
+    def config(self) -> Any:
+        """The configuration of the model, or of the one that a user's module holds."""
+        return find_part(self.model).config
+
+    @cached_property
+    def embedding(self) -> Any:
+        """The module that turns token ids into vectors."""
+        for module in self.model.modules():
+            if hasattr(module, "get_input_embeddings"):
+                return module.get_input_embeddings()
+        raise CaptureError(f"{self.name} has no input embeddings that could be found")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids the model knows."""
+        return int(self.embedding.weight.shape[0])
+
+    @property
+    def device(self) -> Any:
+        """Where the model's inputs belong."""
+        found = getattr(self.model, "device", None)
+        return next(self.model.parameters()).device if found is None else found
+
+    @property
+    def depth(self) -> int | None:
+        """The number of layers that the configuration names; None if it names none."""
+        found = getattr(self.config, "num_hidden_layers", None)
+        return found if isinstance(found, int) else None
+
     @property
     def is_vision(self) -> bool:
         """Whether its inputs are images."""
-        return getattr(self.model, "main_input_name", "input_ids") == "pixel_values"
+        return getattr(find_part(self.model), "main_input_name", "input_ids") == "pixel_values"
 
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether a decoder looks at an encoder."""
-        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+        return bool(getattr(self.config, "is_encoder_decoder", False))
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it has a head that predicts something."""
+        return self.task not in NO_PREDICTION
+
+    @property
+    def labels(self) -> dict[int, str]:
+        """The names of its classes; empty for language models, and where nobody named them."""
+        own = getattr(self.model, "config", None)  # a user's module need not have the inner classes
+        names = {} if self.task in LANGUAGE else getattr(own, "id2label", None) or {}
+        return {int(place): str(name) for place, name in names.items()}
+
+    @property
+    def segments(self) -> int:
+        """How many kinds of segments the model tells apart by token_type_ids."""
+        return getattr(self.config, "type_vocab_size", None) or 0
 
     @property
     def longest(self) -> int | None:
         """The most tokens that the model takes; None if there is no such number."""
-        config = self.model.config
         limits = [
-            getattr(config, "max_position_embeddings", None),
+            getattr(self.config, "max_position_embeddings", None),
             getattr(self.tokenizer, "model_max_length", None),
         ]
-        if limits[0] is not None and getattr(config, "model_type", "") in EXTRA_POSITIONS:
+        if limits[0] is not None and getattr(self.config, "model_type", "") in EXTRA_POSITIONS:
             limits[0] -= 2
         known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**7]
         return min(known) if known and not self.is_vision else None
 
-    @cached_property
-    def is_causal(self) -> bool:
-        """Whether a model predicts where its input ends: language models that generate, and token classifiers on such a decoder."""
-        decoders = ("GPT", "Llama", "Mistral", "Qwen", "Gemma", "Phi", "OPT", "Bloom", "Falcon")
-        return self.task == "causal LM" or (
-            self.task == "token classification" and self.name.startswith(decoders)
-        )
-
     @property
     def batch_tokens(self) -> int:
-        """How many tokens to run together: as many as a CPU's cache likes, fewer where every token has scores for a large vocabulary."""
-        if (
-            self.task == "sequence classification"
-            and getattr(self.model.config, "pad_token_id", None) is None
-        ):
-            return 1  # decoders find the last token by its padding, and without one refuse more than one sequence
-        size = self.model.get_input_embeddings().weight.shape[0] if self.task in LANGUAGE else 1
-        most = BATCH_TOKENS // 4 if self.model.device.type == "cpu" else BATCH_TOKENS
+        """How many tokens to run together: as many as a CPU's cache likes.
+
+        Fewer where every token has scores for a large vocabulary.
+        """
+        padding = getattr(self.config, "pad_token_id", None)
+        if self.task == "sequence classification" and padding is None:
+            # decoders find the last token by its padding; without one they refuse two sequences
+            return 1
+        size = self.vocabulary_size if self.task in LANGUAGE else 1
+        most = BATCH_TOKENS // 4 if self.device.type == "cpu" else BATCH_TOKENS
         return max(BATCH_TOKENS // 16, min(most, 2**26 // size))
 
+    @property
+    def probe(self) -> Probe:
+        """What the model is made of: asked once, by two short inputs."""
+        if self.model not in PROBES:
+            base = getattr(self.model, "base_model", self.model)  # heads may want special tokens
+            arguments, changed = self._probe_inputs(base)
+            with evaluating(self.model), running(self):
+                PROBES[self.model] = probe(base, arguments, changed)
+        return PROBES[self.model]
+
+    def _probe_inputs(self, module: Any) -> tuple[dict[str, Any], dict[int, int]]:
+        """Arguments of two inputs that differ in one position; that position, by their length."""
+        import torch
+
+        if self.is_vision:
+            down, across = patch_size(self.config)
+            given = getattr(self.config, "image_size", None)
+            high, wide = given if isinstance(given, Sequence) else (given or 2 * down,) * 2
+            pixels = torch.zeros(2, getattr(self.config, "num_channels", 3), high, wide)
+            pixels[1, :, :down, :across] = 1.0
+            special = len(special_tokens(self.model))
+            count = special + (high // down) * (wide // across)
+            return {"pixel_values": pixels.to(self.device, self.dtype)}, {count: special}
+        known = {getattr(self.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+        size = self.vocabulary_size
+        order = [*range(size // 2, size), *range(size // 2)]
+        free = [each for each in order if each not in known | self.marks] or order
+        length = min(PROBED, self.longest or PROBED)
+        first, other, *rest = (free * (length + 1))[: length + 1]
+        ids = torch.tensor([[first, *rest], [other, *rest]], device=self.device)
+        arguments = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        changed = {length: 0}
+        if self.is_encoder_decoder:
+            arguments["decoder_input_ids"] = ids[:, : length - 1]
+            changed[length - 1] = 0
+        return self._accepted(arguments | {"use_cache": False}, module), changed
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no position sees a later one, so that the last one has read everything."""
+        return self.task == "causal LM" or self.probe.causal
+
+    @property
+    def dtype(self) -> Any:
+        """The kind of its numbers."""
+        return next(self.model.parameters()).dtype
+
+    # ---- inputs ---------------------------------------------------------------------------------
+
     def encode(self, value: Any, *, truncation: bool = False) -> Encoded:
-        """One input: a text, token ids, an image; for sequence-to-sequence models also a pair (source, target)."""
+        """One input: a text, a pair of texts, token ids, an image; or a pair (source, target).
+
+        What is encoded already stays as it is.
+        """
+        if isinstance(value, Encoded):
+            return value
         if self.is_vision:
             return self._encode_image(value)
         target = None
-        if (
-            self.is_encoder_decoder
-            and isinstance(value, tuple)
-            and len(value) == 2
-            and not all(isinstance(part, int) for part in value)
-        ):
+        pair = isinstance(value, tuple) and len(value) == 2 and self.is_encoder_decoder
+        if pair and not all(isinstance(part, int) for part in value):
             value, target = value
-        ids, tokens, words = self._ids(value, truncation)
-        decoder: tuple[int, ...] = ()
-        if self.is_encoder_decoder:
-            decoder = self._decoder_ids(ids, target)
+        ids, tokens, words, segments = self._read_tokens(value, truncation)
+        decoder = self._decoder_ids(ids, target) if self.is_encoder_decoder else ()
         return Encoded(
             ids,
             tokens,
@@ -174,56 +295,69 @@ class Model:
             decoder,
             self.names(decoder),
             special=tuple(each in self.marks for each in ids),
+            segments=segments,
         )
 
-    def _ids(
+    def _read_tokens(
         self, value: Any, truncation: bool
-    ) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int | None, ...] | None]:
-        """The token ids of a text, or ids as they are; what they are called; and the word of each where the tokenizer knows it."""
-        encoded = None
-        if isinstance(value, str):
-            if self.tokenizer is None:
-                raise OptionError(
-                    "this model has no tokenizer, so it takes token ids; got a text: give Model(model, tokenizer)"
-                )
-            if not value.strip():
-                raise OptionError(f"a text must not be empty; got {value!r}")
-            encoded = self.tokenizer(value, verbose=False)
-            found = list(encoded["input_ids"])
-        else:
-            found = token_ids(value)
-        if not found:
+    ) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int | None, ...] | None, tuple[int, ...]]:
+        """The ids of texts, or ids as they are; what they are called; words; segments."""
+        texts = self._texts(value)
+        found = tokenize(self.tokenizer, texts) if texts else None
+        ids = tuple(token_ids(value)) if found is None else found.ids
+        if not ids:
             raise OptionError("an input must have at least one token; got none")
         longest = self.longest
-        if longest is not None and len(found) > longest:
+        if longest is not None and len(ids) > longest:
             if not truncation:
                 raise OptionError(
-                    f"this model takes at most {longest} tokens; got {len(found)}: pass truncation=True (--truncation) to cut the rest off"
+                    f"this model takes at most {longest} tokens; got {len(ids)}:"
+                    " pass truncation=True (--truncation) to cut the rest off"
                 )
-            if isinstance(value, str):
-                encoded = self.tokenizer(value, truncation=True, max_length=longest)
-                found = list(encoded["input_ids"])
-            else:
-                found = found[:longest]
-        size = self.model.get_input_embeddings().weight.shape[0]
-        if min(found) < 0 or max(found) >= size:
-            worst = max(found) if max(found) >= size else min(found)
+            found = tokenize(self.tokenizer, texts, longest) if texts else None
+            ids = ids[:longest] if found is None else found.ids
+        size = self.vocabulary_size
+        if min(ids) < 0 or max(ids) >= size:
+            worst = max(ids) if max(ids) >= size else min(ids)
             raise CaptureError(
-                f"token ids of {self.name} must be from 0 to {size - 1}; got {worst}: the tokenizer does not fit the model"
+                f"token ids of {self.name} must be from 0 to {size - 1}; got {worst}:"
+                " the tokenizer does not fit the model"
             )
-        if encoded is not None and getattr(encoded, "is_fast", False):
-            return tuple(found), tuple(encoded.tokens()), tuple(encoded.word_ids())
-        return tuple(found), self.names(found), None
+        if found is None:
+            return ids, self.names(ids), None, ()
+        segments = found.segments if self.segments > 1 else ()
+        return ids, found.names or self.names(ids), found.words, segments
+
+    def _texts(self, value: Any) -> tuple[str, ...]:
+        """One text, or a pair of them, checked; none if the value is no text."""
+        pair = isinstance(value, tuple) and len(value) == 2
+        if pair and all(isinstance(each, str) for each in value):
+            texts: tuple[str, ...] = value
+            if self.segments < 2 and getattr(self.tokenizer, "sep_token", None) is None:
+                raise OptionError(
+                    "a pair of texts is for models with two segments;"
+                    f" {self.name} reads one: join them, or put several texts in a list"
+                )
+        elif isinstance(value, str):
+            texts = (value,)
+        else:
+            return ()
+        if self.tokenizer is None:
+            raise OptionError(
+                "this model has no tokenizer, so it takes token ids; got a text:"
+                " give Model(model, tokenizer)"
+            )
+        for text in texts:
+            if not text.strip():
+                raise OptionError(f"a text must not be empty; got {text!r}")
+        return texts
 
     def _decoder_ids(self, ids: tuple[int, ...], target: Any) -> tuple[int, ...]:
-        """What the decoder reads: the target if one is given; a classifier's own shifted input; else the start token."""
-        config = self.model.config
+        """What the decoder reads: the target, a classifier's own shifted input, or the start."""
         starts = [
-            getattr(config, "decoder_start_token_id", None),
-            getattr(config, "bos_token_id", None),
-            0,
+            getattr(self.config, f"{name}_token_id", None) for name in ("decoder_start", "bos")
         ]
-        start = next(int(each) for each in starts if each is not None)
+        start = next((int(each) for each in starts if each is not None), 0)
         if target is not None:
             found = (
                 list(self.tokenizer(text_target=target)["input_ids"])
@@ -231,49 +365,13 @@ class Model:
                 else token_ids(target)
             )
             return (start, *found) if not found or found[0] != start else tuple(found)
-        if (
-            self.task == "sequence classification"
-        ):  # BART-like models shift the input to the right themselves
+        if self.task == "sequence classification":  # BART-like models shift the input themselves
             return (start, *ids[:-1])
         return (start,)
 
     def _encode_image(self, value: Any) -> Encoded:
-        import torch
-
-        if isinstance(value, torch.Tensor):
-            pixels = value[0] if value.ndim == 4 and value.shape[0] == 1 else value
-        elif self.image_processor is None:
-            raise OptionError(
-                f"this model has no image processor, so it takes pixel tensors; got {type(value).__name__}"
-            )
-        elif isinstance(value, str | os.PathLike) and not Path(value).is_file():
-            raise OptionError(
-                f"an image must be a PIL image, an array, a tensor or the path of a file; got {str(value)!r}, which is no file"
-            )
-        else:
-            try:
-                images = str(value) if isinstance(value, os.PathLike) else value
-                pixels = self.image_processor(images=images, return_tensors="pt")["pixel_values"][0]
-            except (ValueError, TypeError, AttributeError, OSError) as error:
-                raise OptionError(
-                    f"{self.name} takes an image (PIL, numpy or a tensor); got {type(value).__name__}: {error}"
-                ) from error
-        channels = getattr(self.model.config, "num_channels", 3)
-        if pixels.ndim != 3 or pixels.shape[0] != channels:
-            raise OptionError(
-                f"an image must have shape [{channels}, height, width]; got {tuple(pixels.shape)}"
-            )
-        expected = getattr(self.model.config, "image_size", None)
-        if (
-            isinstance(expected, int)
-            and pixels.shape[1:] != (expected, expected)
-            and "dinov2" not in self.model.config.model_type
-        ):
-            raise OptionError(
-                f"{self.name} takes images of {expected} x {expected}; got {pixels.shape[1]} x {pixels.shape[2]}: resize it"
-            )
-        patch = self.model.config.patch_size
-        down, across = patch if isinstance(patch, Sequence) else (patch, patch)
+        pixels = read_image(value, self.image_processor, self.config, self.name)
+        down, across = patch_size(self.config)
         grid = (pixels.shape[1] // down, pixels.shape[2] // across)
         special = special_tokens(self.model)
         patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
@@ -290,40 +388,9 @@ class Model:
             for each, token in zip(ids, tokens, strict=True)
         )
 
-    def focal(self, encoded: Encoded, *, causal: bool) -> int:
-        """The position that the prediction comes from, in the graph of `capture`."""
-        if self.task == "masked LM":
-            mask = getattr(self.tokenizer, "mask_token_id", None)
-            if mask is None or mask not in encoded.ids:
-                token = getattr(self.tokenizer, "mask_token", None) or "a mask token"
-                raise OptionError(
-                    f"a masked LM is explained at its mask, and this text has none; put {token} in it"
-                )
-            return encoded.ids.index(mask)
-        if self.is_encoder_decoder:
-            # BART-like classifiers read the decoder where the *input* ends; its own input is the same, shifted by one
-            ends = [
-                place
-                for place, each in enumerate(encoded.ids)
-                if each == self.model.config.eos_token_id
-            ]
-            last = len(encoded.decoder_ids) - 1
-            return len(encoded.ids) + (
-                ends[-1] if self.task == "sequence classification" and ends else last
-            )
-        if (
-            causal and self.task == "sequence classification"
-        ):  # decoders read the last token that is no padding
-            padding = getattr(self.model.config, "pad_token_id", None)
-            return max(
-                (place for place, each in enumerate(encoded.ids) if each != padding),
-                default=len(encoded.ids) - 1,
-            )
-        return len(encoded.tokens) - 1 if causal else 0
-
     @cached_property
     def marks(self) -> frozenset[int]:
-        """The ids that the tokenizer adds to a text; the unknown word and the mask stand for words."""
+        """The ids that the tokenizer adds to a text; the unknown word and the mask are words."""
         words = {
             getattr(self.tokenizer, "unk_token_id", None),
             getattr(self.tokenizer, "mask_token_id", None),
@@ -338,8 +405,107 @@ class Model:
             if each not in words or each in others
         )
 
+    def batch(self, inputs: Sequence[Encoded]) -> dict[str, "torch.Tensor"]:
+        """The model's own arguments for several inputs, padded on the right."""
+        import torch
+
+        if self.is_vision:
+            pixels = [encoded.pixels for encoded in inputs if encoded.pixels is not None]
+            return {"pixel_values": torch.stack(pixels).to(device=self.device, dtype=self.dtype)}
+        ids, mask = padded([encoded.ids for encoded in inputs], self.padding)
+        arguments = {"input_ids": ids, "attention_mask": mask}
+        if any(encoded.segments for encoded in inputs):
+            segments = [encoded.segments or (0,) * len(encoded.ids) for encoded in inputs]
+            arguments["token_type_ids"], _ = padded(segments, 0)
+        if self.is_encoder_decoder and self.task != "sequence classification":
+            ids, mask = padded([encoded.decoder_ids for encoded in inputs], self.padding)
+            arguments |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+        return {name: each.to(self.device) for name, each in self._accepted(arguments).items()}
+
+    def _accepted(self, arguments: dict[str, Any], module: Any = None) -> dict[str, Any]:
+        """Those arguments that a module's forward takes; all where it takes any."""
+        known = signature((self.model if module is None else module).forward).parameters
+        if any(each.kind is Parameter.VAR_KEYWORD for each in known.values()):
+            optional = {"use_cache", "token_type_ids"} - set(known)
+            return {name: each for name, each in arguments.items() if name not in optional}
+        return {name: each for name, each in arguments.items() if name in known}
+
+    @property
+    def padding(self) -> int:
+        """The id that stands where there is no token.
+
+        The model's own, which looks for it itself (RoBERTa, decoders that classify).
+        """
+        known = [
+            getattr(self.config, "pad_token_id", None),
+            getattr(self.tokenizer, "pad_token_id", None),
+            0,
+        ]
+        size = self.vocabulary_size
+        return next(int(each) for each in known if isinstance(each, int) and 0 <= each < size)
+
+    # ---- positions and predictions --------------------------------------------------------------
+
+    def focal(self, encoded: Encoded) -> int:
+        """The position that the prediction comes from, in the graph of `capture`."""
+        if self.position is not None:
+            return self.locate(encoded, self.position)
+        if self.task == "masked LM":
+            mask = getattr(self.tokenizer, "mask_token_id", None)
+            if mask is None or mask not in encoded.ids:
+                token = getattr(self.tokenizer, "mask_token", None) or "a mask token"
+                raise OptionError(
+                    "a masked LM is explained at its mask, and this text has none;"
+                    f" put {token} in it"
+                )
+            return encoded.ids.index(mask)
+        if self.is_encoder_decoder:
+            # BART-like classifiers read the decoder where the *input* ends; its own input is the
+            # same, shifted by one
+            ends = [
+                place for place, each in enumerate(encoded.ids) if each == self.config.eos_token_id
+            ]
+            last = len(encoded.decoder_ids) - 1
+            classifies = self.task == "sequence classification"
+            return len(encoded.ids) + (ends[-1] if classifies and ends else last)
+        if self.is_vision or not self.is_causal:
+            return 0
+        if self.task == "sequence classification":  # reads the last token that is no padding
+            padding = getattr(self.config, "pad_token_id", None)
+            return max(
+                (place for place, each in enumerate(encoded.ids) if each != padding),
+                default=len(encoded.ids) - 1,
+            )
+        return len(encoded.ids) - 1
+
+    def locate(self, encoded: Encoded, position: int | None = None) -> int:
+        """A position of the graph of `capture`: the focal one if None, else as given, checked.
+
+        Negative positions count from the end.
+        """
+        if position is None:
+            return self.focal(encoded)
+        (position,) = integers([position], "position")
+        size = len(encoded.tokens) + len(encoded.decoder_tokens)
+        if not -size <= position < size:
+            raise OptionError(f"position must be from 0 to {size - 1}; got {position}")
+        return position % size
+
+    def logit_position(self, encoded: Encoded, position: int | None = None) -> int:
+        """Where the logits of a position of the graph are, in a model that has several.
+
+        A source position of an encoder-decoder predicts nothing: then the focal one counts.
+        """
+        if self.task == "sequence classification" or self.is_vision:
+            return 0
+        place = self.locate(encoded, position)
+        if not self.is_encoder_decoder:
+            return place
+        source = len(encoded.ids)
+        return (place if place >= source else self.focal(encoded)) - source
+
     def predict(self, inputs: Any, *, position: int | None = None) -> list[tuple[str, float]]:
-        """The most probable label (or next, or masked, token) of each input, with its probability.
+        """The most probable label (or token) of each input, with its probability.
 
         position: for models that predict at every position, another one than the focal one.
         """
@@ -350,64 +516,67 @@ class Model:
         with evaluating(self.model), torch.no_grad():
             for batch in batches(encoded, self.batch_tokens):
                 chosen = [encoded[place] for place in batch]
-                probabilities = self.probabilities(
-                    self.logits(self.batch(chosen), [self.reads(each, position) for each in chosen])
+                at = [self.logit_position(each, position) for each in chosen]
+                found |= dict(
+                    zip(
+                        batch,
+                        self.read_predictions(self.logits(self.batch(chosen), at)),
+                        strict=True,
+                    )
                 )
-                best = probabilities.argmax(dim=-1)
-                found |= {
-                    place: (self.label(int(best[row])), float(probabilities[row, best[row]]))
-                    for row, place in enumerate(batch)
-                }
         return [found[place] for place in range(len(encoded))]
 
-    def reads(self, encoded: Encoded, position: int | None = None) -> int:
-        """The position of the logits that predict: the focal one if none is given, counted in the part that has logits."""
-        if self.task == "sequence classification" or self.is_vision:
-            return 0
-        offset = len(encoded.ids) if self.is_encoder_decoder else 0
-        size = len(encoded.decoder_ids if self.is_encoder_decoder else encoded.ids)
-        chosen = (
-            self.focal(encoded, causal=self.is_causal) - offset if position is None else position
-        )
-        if not 0 <= chosen < size:
-            raise OptionError(f"position must be from 0 to {size - 1}; got {position}")
-        return chosen
+    def read_predictions(self, logits: "torch.Tensor") -> list[tuple[str, float]]:
+        """The most probable class of each row of logits [sequence, class], with its probability."""
+        probabilities = self.probabilities(logits)
+        best = probabilities.argmax(dim=-1).tolist()
+        return [
+            (self.label(place), float(probabilities[row, place])) for row, place in enumerate(best)
+        ]
 
     def logits(self, arguments: dict[str, Any], positions: Sequence[int]) -> "torch.Tensor":
-        """[sequence, class]: the scores of a batch, each at its position where every position has them."""
-        return self.read_logits(self.model(**arguments), positions)
+        """[sequence, class]: a batch's scores, each at its position if every position has some."""
+        with running(self):
+            output = self.model(**arguments)
+        return self.read_logits(output, positions)
 
     def read_logits(self, output: Any, positions: Sequence[int]) -> "torch.Tensor":
         """[sequence, class]: the same, of what the model gave back already."""
         import torch
 
-        if not hasattr(output, "logits"):
+        logits = getattr(output, "logits", None)
+        if logits is None and self.predicts:  # a user's module may give a tensor, or several
+            first = output[0] if isinstance(output, tuple | list) and output else output
+            logits = first if isinstance(first, torch.Tensor) else None
+        if logits is None:
             raise OptionError(
-                f"{self.name} has no head that predicts; load the model with one, as AutoModelForSequenceClassification does"
+                f"{self.name} has no head that predicts; load the model with one,"
+                " as AutoModelForSequenceClassification does"
             )
-        found: torch.Tensor = (
-            output.logits if output.logits.dtype == torch.float64 else output.logits.float()
-        )
-        return (
-            found[torch.arange(len(found)), torch.tensor(positions)] if found.ndim == 3 else found
-        )
+        found: torch.Tensor = logits if logits.dtype == torch.float64 else logits.float()
+        if found.ndim == 3:
+            found = found[torch.arange(len(found)), torch.tensor(positions)]
+        if not torch.isfinite(found).all():
+            worst = float(found.detach()[~torch.isfinite(found)][0])
+            raise CaptureError(
+                f"the scores of {self.name} must be finite; got {worst}:"
+                " look for NaN or infinity in its weights, or use more than 16 bits"
+            )
+        return found
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
-        """[sequence, class], in float64: softmax; for a model with one class, or with several that may hold together, each by itself."""
-        alone = (
-            logits.shape[-1] == 1
-            or getattr(self.model.config, "problem_type", None) == "multi_label_classification"
-        )
+        """[sequence, class], in float64: softmax.
+
+        A model with one class, or with several that may hold together: each by itself.
+        """
+        several = getattr(self.config, "problem_type", None) == "multi_label_classification"
+        alone = logits.shape[-1] == 1 or several
         return logits.double().sigmoid() if alone else logits.double().softmax(dim=-1)
 
     def target(self, target: int | str) -> int:
         """The number of a class by its number or name; for language models, of a token."""
-        labels = (
-            {}
-            if self.task in LANGUAGE
-            else {int(place): str(name) for place, name in self.model.config.id2label.items()}
-        )
-        size = len(labels) or self.model.get_input_embeddings().weight.shape[0]
+        labels = self.labels
+        size = len(labels) or (self.vocabulary_size if self.task in LANGUAGE else None)
         if isinstance(target, str):
             found = [place for place, name in labels.items() if name == target] or [
                 place for place, name in labels.items() if name.lower() == target.lower()
@@ -424,12 +593,13 @@ class Model:
             )
             raise OptionError(f"unknown target {target!r}; {known}")
         (number,) = integers([target], "target")
-        if not 0 <= number < size:
-            raise OptionError(f"target must be from 0 to {size - 1} for {self.name}; got {target}")
+        if number < 0 or (size is not None and number >= size):
+            most = "" if size is None else f" to {size - 1}"
+            raise OptionError(f"target must be from 0{most} for {self.name}; got {target}")
         return number
 
     def _tokens_of(self, target: str) -> list[int]:
-        """The ids of a token by its name in the vocabulary, or of a word as it stands within a text."""
+        """The ids of a token by its name in the vocabulary, or of a word within a text."""
         if self.task not in LANGUAGE or self.tokenizer is None:
             return []
         known = self.tokenizer.get_vocab()
@@ -439,61 +609,34 @@ class Model:
             list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             for text in (f" {target}", target)
         ]
-        return next(
-            (
-                way
-                for way in ways
-                if len(way) == 1 and way[0] != getattr(self.tokenizer, "unk_token_id", None)
-            ),
-            [],
-        )
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        return next((way for way in ways if len(way) == 1 and way[0] != unknown), [])
 
     def label(self, index: int) -> str:
         """The name of a class, or of a token for language models."""
         if self.task in LANGUAGE:
             return self.names([index])[0]
-        return str(getattr(self.model.config, "id2label", {}).get(index, index))
-
-    def batch(self, inputs: Sequence[Encoded]) -> dict[str, "torch.Tensor"]:
-        """The model's own arguments for several inputs, padded on the right."""
-        import torch
-
-        device = self.model.device
-        if self.is_vision:
-            pixels = [encoded.pixels for encoded in inputs if encoded.pixels is not None]
-            return {"pixel_values": torch.stack(pixels).to(device=device, dtype=self.model.dtype)}
-        ids, mask = padded([encoded.ids for encoded in inputs], self.padding)
-        arguments = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
-        if self.is_encoder_decoder and self.task != "sequence classification":
-            ids, mask = padded([encoded.decoder_ids for encoded in inputs], self.padding)
-            arguments |= {
-                "decoder_input_ids": ids.to(device),
-                "decoder_attention_mask": mask.to(device),
-            }
-        return arguments
-
-    @property
-    def padding(self) -> int:
-        """The id that stands where there is no token: the model's, which looks for it itself (RoBERTa, decoders that classify)."""
-        known = [
-            getattr(self.model.config, "pad_token_id", None),
-            getattr(self.tokenizer, "pad_token_id", None),
-            0,
-        ]
-        size = self.model.get_input_embeddings().weight.shape[0]
-        return next(int(each) for each in known if isinstance(each, int) and 0 <= each < size)
+        return self.labels.get(index, str(index))
 
     def __repr__(self) -> str:
         return f"<Model: {self.name}, {self.task}>"
 
 
-def task_of(model: Any) -> str:
+def find_part(model: Any) -> Any:
+    """The model itself if it has a configuration, else the first of its parts that has one."""
+    if hasattr(model, "config") or not hasattr(model, "modules"):
+        return model
+    return next((part for part in model.modules() if hasattr(part, "config")), model)
+
+
+def infer_task(model: Any) -> str:
     """What a model is for."""
     name = type(model).__name__
     for ending, task in TASKS.items():
         if name.endswith(ending):
             return task
-    return "encoder-decoder" if getattr(model.config, "is_encoder_decoder", False) else "encoder"
+    pair = getattr(find_part(model).config, "is_encoder_decoder", False)
+    return "encoder-decoder" if pair else "encoder"
 
 
 def special_tokens(model: Any) -> list[str]:
@@ -503,80 +646,60 @@ def special_tokens(model: Any) -> list[str]:
     def has(word: str) -> bool:
         return any(name.endswith(word) for name in names)
 
-    registers = getattr(model.config, "num_register_tokens", 0) or 0
+    registers = getattr(find_part(model).config, "num_register_tokens", 0) or 0
     first = ["[CLS]"] if has("cls_token") or has("class_embedding") else []
     distilled = ["[DISTILL]"] if has("distillation_token") else []
     return [*first, *distilled, *(f"[REG{number}]" for number in range(registers))]
 
 
-def are_many(inputs: Any) -> bool:
-    """Whether this is a list of inputs; a list of token ids is one input."""
-    return isinstance(inputs, list) and not (
-        inputs and all(isinstance(each, int) for each in inputs)
-    )
+# ---- running ------------------------------------------------------------------------------------
 
-
-def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of inputs that run together: of similar length, and not too many tokens."""
-    (batch_tokens,) = integers([batch_tokens], "batch_tokens")
-    if batch_tokens < 1:
-        raise OptionError(f"batch_tokens must be at least 1; got {batch_tokens}")
-    batch: list[int] = []
-    for place in sorted(range(len(encoded)), key=lambda place: len(encoded[place].tokens)):
-        if batch and (len(batch) + 1) * len(encoded[place].tokens) > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
-
-
-def token_ids(value: Any) -> list[int]:
-    """Token ids from a list, an array or a tensor of whole numbers, of one sequence."""
-    given = value
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Iterable):
-        value = list(value)
-        if len(value) == 1 and isinstance(value[0], list):
-            value = value[0]
-        if all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
-            return [int(each) for each in value]
-        if all(isinstance(each, str) for each in value):
-            raise OptionError(
-                f"several texts must be a list of them; got {type(given).__name__}: put them in a list"
-            )
-    raise OptionError(f"an input must be a text or token ids; got {type(given).__name__}")
-
-
-def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Ids and mask [sequence, position], padded on the right."""
-    import torch
-
-    longest = max(map(len, sequences))
-    ids = torch.tensor(
-        [[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences]
-    )
-    mask = torch.tensor(
-        [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
-    )
-    return ids, mask
+switching = threading.Lock()
+held: dict[
+    Any, int
+] = {}  # modules that were in training mode, and by how many blocks they are held
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """A block in which a model is in eval mode, every part of it; afterwards each part is as it was."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    """A block in which a model is in eval mode, every part of it; afterwards each is as it was.
+
+    Blocks may overlap, in one thread or several: the last one to end switches back.
+    """
+    with switching:
+        mine = [module for module in model.modules() if module.training or module in held]
+        for module in mine:
+            held[module] = held.get(module, 0) + 1
+            module.training = False
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with switching:
+            for module in mine:
+                held[module] -= 1
+                if not held[module]:
+                    del held[module]
+                    module.training = True
+
+
+@contextmanager
+def running(model: Model) -> Iterator[None]:
+    """A block in which the model computes: whatever it raises becomes one line that names it."""
+    try:
+        yield
+    except (AttnFlowError, MemoryError):
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split()) or type(error).__name__
+        if "allocate memory" in line:  # torch's own word for it
+            raise MemoryError(line) from error
+        raise CaptureError(
+            f"{model.name} failed on this input: {type(error).__name__}: {line[:300]}"
+        ) from error
 
 
 def require_torch() -> None:
-    """Refuse early, and by the extra's name, when the libraries of models are not there; nothing but torch is loaded."""
+    """Refuse early, and by the extra's name, where torch or transformers is missing."""
     try:
         import torch  # noqa: F401
     except ImportError as error:

@@ -18,7 +18,7 @@ from attnflow.attention import Attention
 from attnflow.explain import Explanation
 from attnflow.generation import Generation, is_common
 from attnflow.graph import Array, AttentionGraph
-from attnflow.methods import MOSTLY, SATURATED
+from attnflow.methods import MOSTLY, SATURATED, are_even
 from attnflow.notices import collect_notices
 
 GRAPH_BYTES = 64_000_000  # a larger graph is left out, as float16; 24 layers of 1,024 tokens fit
@@ -59,11 +59,14 @@ def explanation_page(explanation: Explanation) -> str:
         "saturated": None
         if explanation.flow.saturated is None
         else mostly(explanation.flow.saturated),
+        "spread": rounded_rows(explanation.flow.spread),
+        "even": flags(are_even(explanation.flow.spread, explanation.flow.visible_keys)),
         "importance": [
             {
                 "name": name,
                 "target": each.target,
                 "probability": each.probability,
+                "signed": each.signed,
                 "values": rounded(each.values),
             }
             for name, each in explanation.importance.items()
@@ -86,19 +89,20 @@ def generation_page(generation: Generation) -> str:
     """
     graph = generation.attention.graph()
     packed, notes = packed_weights(generation.attention, graph)
-    results = {
-        "raw": generation.raw().values,
-        "rollout": generation.rollout().values,
-    }  # [generated, prompt, layer]
-    saturated = None
+    results = {"raw": generation.raw(), "rollout": generation.rollout()}
+    saturated, spread, even = None, None, None
     if graph.size <= FLOW_TOKENS:
         with collect_notices():  # the page says so itself, where it is so
-            flows = results["flow"] = generation.flow().values
-        bound = np.minimum(1.0, graph.edges[0].sum(axis=0))[: generation.size, None]  # [prompt, 1]
-        saturated = mostly((flows >= bound - SATURATED).transpose(2, 0, 1))
+            flows = results["flow"] = generation.flow()
+        sums = graph.edges[0].sum(axis=0)[: generation.size, None]  # [prompt, 1]
+        at_bound = flows.values >= np.minimum(1.0, sums) - SATURATED  # [generated, prompt, layer]
+        saturated = mostly(at_bound.transpose(2, 0, 1))
+        spread = rounded_rows(flows.spread.T)
+        even = flags(are_even(flows.spread.T, generation.size))
     else:
         notes.append(
-            f"Flow is left out of this page above {FLOW_TOKENS} tokens; generation.flow() computes it."
+            f"Flow is left out of this page above {FLOW_TOKENS} tokens;"
+            " generation.flow() computes it."
         )
     positions = range(generation.size - 1, graph.size)
     tokens = (*generation.prompt, *generation.tokens)
@@ -110,10 +114,12 @@ def generation_page(generation: Generation) -> str:
         "probabilities": rounded(generation.probabilities),
         "normalize": None,
         "rows": {
-            name: given_rows(values.transpose(2, 0, 1), positions)
-            for name, values in results.items()
+            name: given_rows(result.values.transpose(2, 0, 1), positions)
+            for name, result in results.items()
         },
         "saturated": saturated,
+        "spread": spread,
+        "even": even,
         "importance": [],
         "notes": notes,
         **packed,
@@ -155,6 +161,16 @@ def given_rows(values: Array, positions: Iterable[int]) -> Data:
 def rounded(values: Iterable[float]) -> list[float]:
     """Plain numbers of 5 digits: importance may be too small, or too large, for float16."""
     return [float(f"{value:.4e}") for value in values]
+
+
+def rounded_rows(values: Array) -> list[list[float]]:
+    """[layer, query] as plain numbers."""
+    return [rounded(row) for row in values.tolist()]
+
+
+def flags(values: Array) -> list[list[int]]:
+    """[layer, query] as 0 and 1."""
+    return [[int(each) for each in row] for row in values]
 
 
 def mostly(saturated: Array) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,20 +14,13 @@ import numpy.typing as npt
 from attnflow.errors import MissingExtraError, OptionError
 from attnflow.files import by_ending, write_csv
 from attnflow.graph import Floats, integers
+from attnflow.groups import Group, list_numbers, sum_groups, word_groups
 
 if TYPE_CHECKING:
     import pandas
 
 
 LIMITS = ("between", "source", "target")  # what limits a flow, by the codes of `limits`
-
-
-@dataclass(frozen=True)
-class Group:
-    """Positions that are taken together as one key: a word, a span, an image region."""
-
-    name: str
-    positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,18 +76,8 @@ class TokenAttention:
         Half the summed distance of the row, made to sum to 1, from even over the n keys that it
         may see, divided by the largest that this can be, 1 - 1/n.
         """
-        spread = np.zeros(self.values.shape[:2])
-        for place in range(len(self.layers)):
-            seen = self._visible(place)
-            rows = np.where(seen, self.values[place], 0.0)
-            count, sums = seen.sum(axis=-1, keepdims=True), rows.sum(axis=-1, keepdims=True)
-            shares = np.divide(rows, sums, out=np.zeros_like(rows), where=sums > 0)
-            even = np.where(seen, 1 / np.maximum(count, 1), 0.0)
-            distance = np.abs(shares - even).sum(axis=-1) / 2
-            most = 1 - 1 / np.maximum(count[:, 0], 1)
-            told = (most > 0) & (sums[:, 0] > 0)
-            np.divide(distance, most, out=spread[place], where=told)
-        return spread
+        places = range(len(self.layers))
+        return np.stack([measure_spread(self.values[at], self._visible(at)) for at in places])
 
     @property
     def visible_keys(self) -> npt.NDArray[np.int64]:
@@ -129,14 +112,28 @@ class TokenAttention:
         (layer,), (position,) = integers([layer], "layer"), integers([position], "position")
         if layer not in self.layers:
             raise OptionError(
-                f"layer {layer} was not computed; this result has layers {listed(self.layers)}"
+                f"layer {layer} was not computed; this result has layers {list_numbers(self.layers)}"
             )
         if position not in self.positions:
             raise OptionError(
-                f"position {position} was not computed; this result has positions {listed(self.positions)}"
+                f"position {position} was not computed; this result has positions {list_numbers(self.positions)}"
             )
         row: Floats = self.values[self.layers.index(layer), self.positions.index(position)]
         return row
+
+    def select(self, position: int, layer: int) -> "TokenAttention":
+        """The same with one layer and one position only."""
+        self.at(position, layer)  # refuses what was not computed
+        first, second = self.layers.index(layer), self.positions.index(position)
+        part = (slice(first, first + 1), slice(second, second + 1))
+        return replace(
+            self,
+            values=self.values[part],
+            layers=(layer,),
+            positions=(position,),
+            queries=(self.queries[second],),
+            limits=None if self.limits is None else self.limits[part],
+        )
 
     def top(
         self, k: int = 5, *, position: int | None = None, layer: int | None = None
@@ -250,7 +247,7 @@ class TokenAttention:
         down_to = "" if self.bottom is None else f" to layer {self.bottom}"
         positions = f"{len(self.positions)} position{'s' * (len(self.positions) != 1)}"
         keys = f"{len(self.tokens)} {'keys' if self.groups is None else 'groups'}"
-        layers = f"{self.method} from layers {listed(self.layers)}{down_to}"
+        layers = f"{self.method} from layers {list_numbers(self.layers)}{down_to}"
         return f"<TokenAttention: {layers}, {positions}, {keys}>"
 
 
@@ -281,46 +278,17 @@ class MaxFlow:
         return f"<MaxFlow: {self.value:.6g} from {self.source} to {self.target}, limited by {len(self.cut)} edges>"
 
 
-def words_of(words: Sequence[int | None] | None) -> list[list[int]]:
-    """The positions of each word, from each token's word; a token that belongs to no word stands alone."""
-    if words is None:
-        raise OptionError(
-            "this result has no words: give Attention(words=[...]), the number of each token's word"
-        )
-    groups: list[list[int]] = []
-    for place, word in enumerate(words):
-        if groups and word is not None and word == words[groups[-1][-1]]:
-            groups[-1].append(place)
-        else:
-            groups.append([place])
-    return groups
+def measure_spread(values: Floats, seen: npt.NDArray[np.bool_]) -> Floats:
+    """[...]: how far rows of values [..., key] are from even over the keys that are seen.
 
-
-def word_groups(
-    tokens: Sequence[str], words: Sequence[int | None] | None, removed: Sequence[int] = ()
-) -> tuple[Group, ...]:
-    """Each word with its positions, without those removed; a token without a word stands alone."""
-    kept = [[place for place in word if place not in removed] for word in words_of(words)]
-    return tuple(
-        Group(join_subwords([tokens[place] for place in word]), tuple(word))
-        for word in kept
-        if word
-    )
-
-
-def sum_groups(values: Floats, groups: Sequence[Group]) -> Floats:
-    """values [..., key] summed over the keys of each group: [..., group]."""
-    return np.stack([values[..., list(group.positions)].sum(axis=-1) for group in groups], axis=-1)
-
-
-def join_subwords(tokens: Sequence[str]) -> str:
-    """One word from its tokens, without the marks by which tokenizers say that a token starts or continues a word."""
-    return "".join(token.removeprefix("##").replace("Ġ", "").replace("▁", "") for token in tokens)
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Numbers for a message: 1..6 for a run, else one by one."""
-    ordered = sorted(set(numbers))
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"{ordered[0]}..{ordered[-1]}"
-    return ", ".join(map(str, ordered))
+    0 where they are even, or nothing is there to compare; 1 where all is on one key.
+    """
+    rows = np.where(seen, values, 0.0)
+    count, sums = seen.sum(axis=-1), rows.sum(axis=-1)
+    shares = np.divide(rows, sums[..., None], out=np.zeros_like(rows), where=sums[..., None] > 0)
+    even = np.where(seen, 1 / np.maximum(count, 1)[..., None], 0.0)
+    distance = np.abs(shares - even).sum(axis=-1) / 2
+    most = 1 - 1 / np.maximum(count, 1)
+    told = (most > 0) & (sums > 0)
+    spread: Floats = np.divide(distance, most, out=np.zeros_like(distance), where=told)
+    return spread

@@ -205,22 +205,20 @@ def word_class(word: str, *, first: bool = False) -> str:
     return next((name for name, rule in CLASSES if rule.fullmatch(low)), "NN")
 
 
-class Encoding(dict[str, list[int]]):
-    """The ids of a text, with the word that each token is and how it is called."""
+class Encoding(dict[str, Any]):
+    """The ids of a text and the characters of each token, as Hugging Face's tokenizers give them."""
 
-    is_fast = True  # as Hugging Face says that tokens and words can be asked for
-
-    def __init__(self, ids: list[int], names: list[str]) -> None:
-        super().__init__(input_ids=ids)
+    def __init__(self, ids: list[int], names: list[str], spans: list[tuple[int, int]]) -> None:
+        super().__init__(input_ids=ids, offset_mapping=spans)
         self.names = names
 
     def tokens(self) -> list[str]:
-        """The words as the model reads them; a word that it does not know with its class, as in "zorbs/NNS"."""
+        """The words as the model reads them; an unknown one with its class, as in "zorbs/NNS"."""
         return self.names
 
-    def word_ids(self) -> list[int | None]:
-        """None for CLS, then one word a token."""
-        return [None, *range(len(self.names) - 1)]
+    def sequence_ids(self) -> list[int | None]:
+        """None for CLS, then 0 per token: they are of the one text."""
+        return [None, *[0] * (len(self.names) - 1)]
 
 
 class Vocabulary:
@@ -231,6 +229,7 @@ class Vocabulary:
     (['[CLS]', 'the', 'zorbs/NNS'], [2, 3, 5])
     """
 
+    is_fast = True  # as Hugging Face says that a token's characters can be asked for
     unk_token, pad_token, cls_token = UNK, PAD, CLS
     pad_token_id, unk_token_id, cls_token_id = (0, 1, 2)
     mask_token_id = None
@@ -255,7 +254,8 @@ class Vocabulary:
         self, text: str, *, truncation: bool = False, max_length: int | None = None, **_: Any
     ) -> Encoding:
         """CLS and the ids of a text's words; from its start, if it is cut."""
-        words = pieces(text)
+        matches = list(PIECES.finditer(text.translate(QUOTES)))
+        words, spans = [each.group() for each in matches], [each.span() for each in matches]
         found = [self.known(word, first=not place) for place, word in enumerate(words)]
         names = [
             each if each in (word, word.lower()) else f"{word}/{each}"
@@ -263,7 +263,9 @@ class Vocabulary:
         ]
         end = max_length if truncation else None
         return Encoding(
-            [self.cls_token_id, *(self.ids[each] for each in found)][:end], [CLS, *names][:end]
+            [self.cls_token_id, *(self.ids[each] for each in found)][:end],
+            [CLS, *names][:end],
+            [(0, 0), *spans][:end],
         )
 
     def known(self, word: str, *, first: bool = False) -> str:

@@ -48,7 +48,7 @@ const METHODS = {
   raw: ["Raw", "What this position reads from the layer below, by the model's own weights."],
   rollout: ["Rollout", "Attention rollout: the share of each input token that arrives here, over all paths."],
   flow: ["Flow", "Attention flow: the most that could travel between here and each input token, over all paths together."],
-  blank_out: ["Blank-out", "How much the probability changes when the token is blanked out."],
+  blank_out: ["Blank-out", "How much the probability falls when the token is blanked out."],
   input_gradient: ["Input gradient", "How steeply the probability changes with the token's embedding."],
   all: ["Side by side", "Every method at this position, each coloured from 0 to its own largest number."],
 };
@@ -61,6 +61,9 @@ const importance = new Map(data.importance.map((each) => [each.name, each]));
 const methods = ["raw", "rollout", "flow"].filter((name) => weights ? name !== "flow" || given.flow : given[name]);
 methods.push(...importance.keys());
 const label = (method) => (METHODS[method] ?? [method])[0];
+const allFinite = (row) => Array.prototype.every.call(row, Number.isFinite);
+/** Whether flow at a node hardly differs between tokens, so that colours would show what is not there. */
+const isEven = (method, { layer, position }) => method === "flow" && Boolean(data.even?.[layer - 1]?.[given.flow?.places.get(position)]) && layer > 1;
 
 // ---- token attention: pure functions of the data ---------------------------------------------------------------------
 
@@ -118,7 +121,12 @@ function rawRow(layer, position, head) {
 }
 
 /** @returns {ArrayLike<number>|null} one number a key; null where there is none */
-const rowOf = remembered(400, (method, layer, position, head) => {
+const rowOf = remembered(400, (...node) => {
+  const row = numbersOf(...node);
+  return row && allFinite(row) ? row : null;
+});
+
+function numbersOf(method, layer, position, head) {
   if (importance.has(method)) return importance.get(method).values;
   const rows = given[method], place = rows?.places.get(position);
   if (place !== undefined && head === null) {
@@ -127,7 +135,7 @@ const rowOf = remembered(400, (method, layer, position, head) => {
   }
   if (!weights || method === "flow") return null;
   return (method === "raw" ? rawRow(layer, position, head) : rollout(layer, position)).subarray(0, keys);
-});
+}
 
 /** The function with its last results kept, by its arguments. */
 function remembered(limit, compute) {
@@ -142,14 +150,15 @@ function remembered(limit, compute) {
   };
 }
 
-/** The places of the k largest numbers, largest first; of those that pass. */
+/** The places of the k largest numbers, largest first, whatever their sign; of those that pass. */
 function largest(values, k, passes = () => true) {
   const best = [];
   for (let i = 0; i < values.length; i++) {
-    if (!(values[i] > 0) || !passes(i)) continue;
-    if (best.length === k && values[i] <= values[best[k - 1]]) continue;
+    const value = Math.abs(values[i]);
+    if (!(value > 0) || !passes(i)) continue;
+    if (best.length === k && value <= Math.abs(values[best[k - 1]])) continue;
     let at = best.length;
-    while (at > 0 && values[best[at - 1]] < values[i]) at--;
+    while (at > 0 && Math.abs(values[best[at - 1]]) < value) at--;
     best.splice(at, 0, i);
     if (best.length > k) best.pop();
   }
@@ -230,6 +239,9 @@ const chance = (probability) => (probability >= 0.9995 && probability < 1 ? "abo
 const RAMPS = {
   light: ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"],
   dark: ["13202d", "14304c", "1a4a78", "2065a5", "2f7fc0", "4f9bd3", "7fb8e0", "b3d6ee", "deebf7"],
+  // against the target: orange, which no kind of colour blindness takes for blue
+  lightAgainst: ["fff5eb", "fee6ce", "fdd0a2", "fdae6b", "fd8d3c", "f16913", "d94801", "a63603", "7f2704"],
+  darkAgainst: ["2a1d12", "4a2a10", "733c0e", "9c4f0f", "c4651a", "e08236", "f0a364", "f8c79a", "fee6ce"],
 };
 const INKS = {
   light: { paper: "#ffffff", ink: "#1b2430", muted: "#55606e", faint: "#d9e0e7", accent: "#1c64a8" },
@@ -239,7 +251,7 @@ const darkMedia = matchMedia("(prefers-color-scheme: dark)");
 const theme = () => state.theme ?? (darkMedia.matches ? "dark" : "light");
 
 /** 64 colours of the scale, each with the text colour, black or white, that stands out more. */
-const scaleOf = remembered(2, (name) => Array.from({ length: 64 }, (_, i) => {
+const scaleOf = remembered(4, (name) => Array.from({ length: 64 }, (_, i) => {
   const stops = RAMPS[name], at = (i / 63) * (stops.length - 1), low = Math.min(stops.length - 2, Math.floor(at));
   const part = (stop, place) => parseInt(stops[stop].slice(2 * place, 2 * place + 2), 16);
   const rgb = [0, 1, 2].map((place) => Math.round(part(low, place) + (at - low) * (part(low + 1, place) - part(low, place))));
@@ -247,7 +259,7 @@ const scaleOf = remembered(2, (name) => Array.from({ length: 64 }, (_, i) => {
   const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   return { fill: `rgb(${rgb.join()})`, text: (luminance + 0.05) ** 2 > 0.0525 ? "#000" : "#fff" };
 }));
-const shade = (share) => scaleOf(theme())[Math.max(0, Math.min(63, Math.round(63 * share)))];
+const shade = (share) => scaleOf(theme() + (share < 0 ? "Against" : ""))[Math.min(63, Math.round(63 * Math.abs(share)))];
 
 // ---- state -----------------------------------------------------------------------------------------------------------
 
@@ -270,10 +282,10 @@ const focusRow = (method, node) => rowOf(method, node.layer, node.position, meth
 const titled = (method) => label(method) + (method === "raw" && headShown() !== null ? ` (head ${headShown()})` : "");
 const mainMethod = () => (state.method === "all" ? "rollout" : state.method);
 
-/** The largest number of a row among the tokens that are on. */
+/** The largest number of a row, whatever its sign, among the tokens that are on. */
 function mostOf(row) {
   let most = 0;
-  for (let key = 0; key < row.length; key++) if (row[key] > most && isOn(key)) most = row[key];
+  for (let key = 0; key < row.length; key++) if (isOn(key)) most = Math.max(most, Math.abs(row[key]));
   return most;
 }
 
@@ -327,7 +339,7 @@ function buildStrips() {
 
 function paintStrips(node) {
   for (const { method, elements } of strips) {
-    const row = focusRow(method, node), most = row ? mostOf(row) : 0;
+    const row = focusRow(method, node), most = row && !isEven(method, node) ? mostOf(row) : 0;
     elements.forEach((each, key) => {
       const colour = most > 0 && isOn(key) ? shade(row[key] / most) : null;
       each.style.background = colour?.fill ?? "";
@@ -354,7 +366,8 @@ function paintTitle(node) {
   const method = mainMethod(), each = importance.get(state.method), row = focusRow(method, node), most = row ? mostOf(row) : 0;
   byId("tokens-title").textContent = each ? label(state.method) : `${titled(state.method)}: ${nodePhrase(node)}`;
   byId("most").textContent = state.method === "all" ? "largest" : number(most, most);
-  const watched = each ? ` Watched: ${isolated(visible(each.target))}, probability ${chance(each.probability)}.` : "";
+  const sides = each?.signed ? " Blue tokens speak for it, orange ones against it." : "";
+  const watched = each ? ` Watched: ${isolated(visible(each.target))}, probability ${chance(each.probability)}.${sides}` : "";
   byId("meaning").textContent = (METHODS[state.method] ?? ["", ""])[1] + watched;
   const note = noteOf(node);
   byId("note").hidden = !note;
@@ -363,12 +376,18 @@ function paintTitle(node) {
 
 /** What has to be said about flow at a node. */
 function noteOf({ layer, position }) {
+  const unsound = (state.method === "all" ? methods : [state.method]).find((method) => { const row = numbersOf(method, layer, position, headShown()); return row && !allFinite(row); });
+  if (unsound) return `${label(unsound)} cannot be drawn here: some of its numbers are not finite.`;
   if (!rowOf(mainMethod(), layer, position, null) && mainMethod() !== "flow") return `This page has numbers for position ${data.position} only.`;
   if ((state.method !== "flow" && state.method !== "all") || !given.flow) return "";
   const place = given.flow.places.get(position);
   if (place === undefined) return isGeneration
     ? "Flow is given for the positions that predicted a generated token."
     : `Flow is given for position ${data.position} ${quoted(data.position)} only: this text has more than ${MANY} tokens.`;
+  if (isEven("flow", { layer, position })) {
+    const by = number(data.spread[layer - 1][place], data.spread[layer - 1][place]);
+    return `Flow hardly differs between tokens here (spread ${by}, where 0 is even and 1 is all on one token), so it is not coloured: it says nothing. Look at a lower layer or at rollout.`;
+  }
   if (!data.saturated?.[layer - 1][place]) return "";
   return "Flow is at the bound that is the same for every source here: it says nothing about this position. Look at a lower layer or at rollout.";
 }
@@ -530,7 +549,7 @@ function rawMasses({ layer, position }) {
 /** The rows of the heat map, topmost first: [{name, values, layer?, position?}]. */
 function mapRows() {
   const head = headShown();
-  if (state.method === "all") return methods.map((method) => ({ name: label(method), values: focusRow(method, current()) }));
+  if (state.method === "all") return methods.map((method) => ({ name: label(method), method, values: focusRow(method, current()) }));
   if (importance.has(state.method)) return [...importance.keys()].map((method) => ({ name: label(method), values: rowOf(method, 1, 0, null) }));
   if (isGeneration && state.rows === "generated") {
     return Array.from({ length: tokens.length - keys }, (_, i) => ({ name: shorts[keys + i], position: keys - 1 + i, values: rowOf(state.method, state.layer, keys - 1 + i, head) }));
@@ -547,11 +566,11 @@ function mapFigure(room) {
 function drawMap(pen, rows, columns, high, top) {
   const { ink, muted, accent } = INKS[theme()], { x, step } = columns, inset = step >= 9 ? 1 : 0;
   let here = null;
-  rows.forEach(({ name, values, layer, position }, index) => {
+  rows.forEach(({ name, values, layer, position, method = state.method }, index) => {
     const isHere = layer === undefined ? position === state.position : layer === state.layer, y = top + index * high;
     if (isHere) { here = values; pen.rect(LEFT - 10, y + 1, 3, high - 2, accent); }
     pen.text(LEFT - 14, y + high / 2 + 4, shortened(name, ROW_NAME), isHere ? ink : muted, "end", 0, isHere ? 600 : 400);
-    const most = values ? mostOf(values) : 0;
+    const most = values && !isEven(method, { layer: layer ?? state.layer, position: position ?? state.position }) ? mostOf(values) : 0;
     if (most > 0) for (let key = 0; key < keys; key++) {
       if (isOn(key)) pen.rect(x(key) - step / 2, y + inset / 2, step - inset, high - inset, shade(values[key] / most).fill);
     }
@@ -622,12 +641,12 @@ function sentence(node) {
 }
 
 function paintNumbers(node) {
-  const row = focusRow(mainMethod(), node), best = row ? largest(row, 10, isOn) : [], most = best.length ? row[best[0]] : 0;
+  const row = focusRow(mainMethod(), node), best = row ? largest(row, 10, isOn) : [], most = best.length ? Math.abs(row[best[0]]) : 0;
   byId("numbers-title").textContent = importance.has(state.method) ? label(state.method) : `${titled(mainMethod())}, ${nodePhrase(node)}`;
   byId("numbers-list").replaceChildren(...best.map((key) => {
     const item = element("li"), name = element("span", "name", names[key]);
     name.title = tokens[key];
-    item.style.setProperty("--share", `${(100 * row[key]) / most}%`);
+    item.style.setProperty("--share", `${(100 * Math.abs(row[key])) / most}%`);
     item.append(name, element("span", "value", number(row[key], most)));
     return item;
   }));
@@ -638,7 +657,7 @@ function paintNumbers(node) {
 
 /** columns: [{name, values}], of which the numbers at `places` are shown. */
 function fillTable(id, caption, columns, places) {
-  const digits = columns.map(({ values }) => (values ? Math.max(...places.map((place) => values[place])) : 1));
+  const digits = columns.map(({ values }) => (values ? Math.max(...places.map((place) => Math.abs(values[place]))) : 1));
   const top = element("tr"), body = element("tbody"), thead = element("thead");
   ["position", "token", ...columns.map((each) => each.name)].forEach((name) => { const cell = element("th", "", name); cell.scope = "col"; top.append(cell); });
   thead.append(top);

@@ -9,9 +9,9 @@ from attnflow import figures
 from attnflow.drawing import Drawing
 from attnflow.errors import OptionError
 from attnflow.explain import Explanation, explain
+from attnflow.groups import join_subwords, list_words
 from attnflow.loading import BUNDLED, load
 from attnflow.models import Model, evaluating
-from attnflow.results import join_subwords, words_of
 
 SENTENCE = "the key to the cabinets"
 SENTENCES = (SENTENCE, "the article on NNP large systems", "here the NNS differ in that the female")
@@ -84,7 +84,7 @@ def chances(model: Model, explanation: Explanation, words: Sequence[str]) -> dic
     encoded = model.encode(explanation.text)
     with evaluating(model.model), torch.no_grad():
         probabilities = model.probabilities(
-            model.logits(model.batch([encoded]), [model.reads(encoded)])
+            model.logits(model.batch([encoded]), [model.logit_position(encoded)])
         )[0]
     found = {word: float(probabilities[model.target(word)]) for word in words}
     return {word: probability / sum(found.values()) for word, probability in found.items()}
@@ -92,7 +92,7 @@ def chances(model: Model, explanation: Explanation, words: Sequence[str]) -> dic
 
 def place_of(explanation: Explanation, word: str) -> int:
     """The position of a word in a sentence; of its first token, if it has several."""
-    for group in words_of(explanation.attention.words or tuple(range(len(explanation.tokens)))):
+    for group in list_words(explanation.attention.words or tuple(range(len(explanation.tokens)))):
         if join_subwords([explanation.tokens[place] for place in group]).lower() == word.lower():
             return group[0]
     raise OptionError(

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError
 from attnflow.files import read_lines
-from attnflow.models import Model, padded
+from attnflow.inputs import padded
+from attnflow.models import Model
 from attnflow.paper.checkpoint import WEIGHTS, claim, digest
 from attnflow.paper.training import Optimiser, Report, Task, require, train
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from attnflow import verb_number
 from attnflow.errors import FileError
 from attnflow.files import write_file
-from attnflow.models import padded
+from attnflow.inputs import padded
 from attnflow.paper.agreement import Sentence, read_agreement
 from attnflow.paper.augmentation import Mixture, training_stream
 from attnflow.paper.checkpoint import claim, digest

@@ -1,0 +1,376 @@
+"""What a model is made of, what enters it and what it predicts: asked of it, not guessed."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+
+import attnflow as af
+from attnflow.models import evaluating
+from tests.families import build, text, word_tokenizer
+
+IDS = [7, 23, 41, 9, 55]
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+
+
+def make(kind: Any, config: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    return kind(config()).eval()
+
+
+def assert_predicts(found: tuple[str, float] | None, label: str, probability: float) -> None:
+    assert found is not None
+    assert found[0] == label
+    assert found[1] == pytest.approx(probability, abs=1e-6)
+
+
+# ---- mixers -------------------------------------------------------------------------------------
+
+SSM = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+DELTA = {f"linear_{part}_head_dim": 8 for part in ("key", "value")}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+OTHER_MIXERS = {
+    "a state space beside attention": (
+        t.FalconH1ForCausalLM,
+        text(t.FalconH1Config, num_key_value_heads=2, mamba_n_groups=1, mamba_chunk_size=4, **SSM),
+        r"layers\.0\.mamba \(FalconH1Mixer\)",
+    ),
+    "a convolution in some layers": (
+        t.Lfm2ForCausalLM,
+        text(t.Lfm2Config, num_key_value_heads=2, full_attn_idxs=[1]),
+        r"layers\.0\.conv \(Lfm2ShortConv\)",
+    ),
+    "linear attention": (
+        t.Qwen3NextForCausalLM,
+        text(
+            t.Qwen3NextConfig,
+            linear_num_value_heads=4,
+            linear_num_key_heads=2,
+            shared_expert_intermediate_size=16,
+            **GROUPED,
+            **DELTA,
+            **EXPERTS,
+        ),
+        r"linear_attn \(Qwen3NextGatedDeltaNet\)",
+    ),
+    "a recurrence": (
+        t.RwkvForCausalLM,
+        lambda: t.RwkvConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2),
+        r"blocks\.0\.attention",
+    ),
+    "a Fourier transform": (
+        t.FNetModel,
+        lambda: t.FNetConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2),
+        r"fourier",
+    ),
+    "a convolution beside the model's own attention": (
+        t.DebertaV2Model,
+        text(t.DebertaV2Config, conv_kernel_size=3),
+        r"encoder\.conv\.conv \(Conv1d\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mixer", OTHER_MIXERS)
+def test_a_model_that_mixes_positions_otherwise_is_refused_by_the_mixers_name(mixer: str) -> None:
+    kind, config, message = OTHER_MIXERS[mixer]
+    with pytest.raises(af.CaptureError, match=f"by more than attention: .*{message}"):
+        af.capture(make(kind, config), IDS)
+
+
+def test_generation_refuses_other_mixers_too() -> None:
+    kind, config, message = OTHER_MIXERS["a state space beside attention"]
+    with pytest.raises(af.CaptureError, match=message):
+        af.generate(make(kind, config), IDS, max_new_tokens=2)
+
+
+# ---- causality and positions --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "last"),
+    [
+        (
+            t.MixtralForTokenClassification,
+            text(t.MixtralConfig, num_local_experts=2, **GROUPED),
+            True,
+        ),
+        (t.Qwen3ForTokenClassification, text(t.Qwen3Config, **GROUPED), True),
+        (t.StableLmForTokenClassification, text(t.StableLmConfig, num_key_value_heads=2), True),
+        (t.LlamaForSequenceClassification, text(t.LlamaConfig, **GROUPED), True),
+        (t.BertForTokenClassification, text(t.BertConfig), False),
+        (t.RobertaForSequenceClassification, text(t.RobertaConfig), False),
+    ],
+)
+def test_causality_is_seen_and_everything_uses_one_position(
+    kind: Any, config: Callable[[], Any], last: bool
+) -> None:
+    """A decoder predicts, is explained and is blanked out where its input ends."""
+    module = make(kind, config)
+    model = af.Model(module)
+    expected = len(IDS) - 1 if last else 0
+    found = af.explain(IDS, model=model)
+    assert (model.is_causal, found.position) == (last, expected)
+    with torch.no_grad():
+        logits = module(torch.tensor([IDS])).logits[0]
+    row = logits[expected] if logits.ndim == 2 else logits
+    best = int(row.argmax())
+    assert_predicts(found.prediction, model.label(best), float(row.softmax(-1)[best]))
+    for importance in found.importance.values():
+        assert_predicts(found.prediction, importance.target, importance.probability)
+
+
+def test_a_given_position_is_where_prediction_and_importance_are_read() -> None:
+    model = af.Model(build("llama"))
+    for position in (1, 3, -2):
+        found = af.explain(IDS, model=model, position=position)
+        place = position % len(IDS)
+        assert found.position == place
+        label, probability = model.predict(IDS[: place + 1])[0]
+        assert_predicts(found.prediction, label, probability)
+        assert found.importance["blank_out"].probability == pytest.approx(probability)
+        later = found.importance["blank_out"].values[place + 1 :]
+        assert np.abs(later).max(initial=0.0) < 1e-6  # what comes later is not seen
+
+
+# ---- models of other shapes ---------------------------------------------------------------------
+
+
+class Own(torch.nn.Module):
+    """BERT with a head of somebody's own, which reads the second token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = build("bert")
+        self.head = torch.nn.Linear(32, 3)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        states = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
+        return self.head(states[:, 1])
+
+
+def test_a_module_of_the_users_own_is_listened_to() -> None:
+    torch.manual_seed(0)
+    module = Own().eval()
+    inner = af.capture(build("bert"), IDS)
+    assert np.abs(af.capture(module, IDS).weights - inner.weights).max() < 1e-6
+    model = af.Model(module, task="sequence classification", position=1)
+    found = af.explain(IDS, model=model, target=2)
+    assert found.position == 1
+    with torch.no_grad():
+        expected = module(torch.tensor([IDS]), torch.ones(1, len(IDS)))[0].softmax(-1)
+    assert_predicts(found.prediction, str(int(expected.argmax())), float(expected.max()))
+    assert found.importance["blank_out"].probability == pytest.approx(float(expected[2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "poetry"}, "unknown task 'poetry'; choose from sequence classification"),
+        ({"position": 1.5}, "position must be whole numbers; got 1.5"),
+    ],
+)
+def test_what_a_user_says_of_a_model_is_checked(options: Any, message: str) -> None:
+    with pytest.raises(af.OptionError, match=message):
+        af.Model(build("bert"), **options)
+
+
+def test_compiled_models_are_unwrapped() -> None:
+    module = build("roberta")
+    compiled = af.Model(torch.compile(module))
+    assert compiled.task == "sequence classification"
+    assert compiled.predict(IDS) == af.Model(module).predict(IDS)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "bloom", "gpt-oss"])
+def test_capture_works_under_autocast(family: str) -> None:
+    plain = af.capture(build(family), IDS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = af.capture(build(family), IDS)
+    assert np.abs(plain.weights - rounded.weights).max() < 0.2
+    assert np.abs(rounded.graph().edges.sum(axis=-1) - 1).max() < 1e-9
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    with torch.device("meta"):
+        module = t.BertModel(t.BertConfig(hidden_size=8, num_attention_heads=2))
+    with pytest.raises(af.OptionError, match="BertModel is on the meta device"):
+        af.Model(module)
+
+
+def test_layers_with_different_numbers_of_heads_are_never_guessed() -> None:
+    """The second layer has half the heads of the first."""
+    module = make(t.BertModel, text(t.BertConfig))
+    attention = module.encoder.layer[1].attention.self
+    attention.num_attention_heads, attention.attention_head_size = 2, 16
+    attention.scaling = 16**-0.5
+    for _ in range(3):
+        with pytest.raises(af.CaptureError, match=r"differ in their number of heads \(4, 2\)"):
+            af.capture(module, IDS, heads=None)
+        assert af.capture(module, IDS).weights.shape == (3, 1, 5, 5)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model: model.predict(IDS),
+        lambda model: af.explain(IDS, model=model),
+        lambda model: af.blank_out(model, IDS),
+        lambda model: af.input_gradient(model, IDS),
+        lambda model: af.evaluate(model, [IDS], methods=["raw"]),
+    ],
+)
+def test_scores_that_are_not_finite_are_an_error(ask: Callable[[af.Model], Any]) -> None:
+    module = make(t.RobertaForSequenceClassification, text(t.RobertaConfig))
+    module.classifier.out_proj.weight.data[0, 0] = float("nan")
+    with pytest.raises(af.CaptureError, match=r"scores of RobertaFor.* must be finite; got nan"):
+        ask(af.Model(module))
+
+
+def test_generation_refuses_scores_that_are_not_finite() -> None:
+    module = make(t.GPT2LMHeadModel, text(t.GPT2Config, n_embd=32, n_layer=2, n_head=4))
+    module.transformer.ln_f.weight.data[0] = float("nan")
+    with pytest.raises(af.CaptureError):
+        af.generate(module, IDS, max_new_tokens=3)
+
+
+def test_what_a_model_raises_is_one_line_that_names_it() -> None:
+    module = make(t.BertModel, text(t.BertConfig))
+    module.encoder.layer[0].attention.self.query = torch.nn.Linear(32, 7)
+    with pytest.raises(af.CaptureError, match="BertModel failed on this input: ") as error:
+        af.capture(module, IDS)
+    assert "\n" not in str(error.value)
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+def run_together(work: Callable[[int], None], threads: int = 4) -> None:
+    """Call work in several threads at once, and raise what any of them raised."""
+    problems: list[BaseException] = []
+
+    def call(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as problem:
+            problems.append(problem)
+
+    crew = [threading.Thread(target=call, args=(number,)) for number in range(threads)]
+    for each in crew:
+        each.start()
+    for each in crew:
+        each.join()
+    if problems:
+        raise problems[0]
+
+
+@pytest.fixture
+def noisy() -> Any:
+    """A model in train mode, whose dropout changes every number."""
+    module = make(
+        t.BertForSequenceClassification,
+        text(t.BertConfig, hidden_dropout_prob=0.9, attention_probs_dropout_prob=0.9),
+    )
+    module.train()
+    module.bert.encoder.layer[1].eval()
+    return module
+
+
+def test_captures_in_threads_do_not_switch_dropout_on_under_each_other(noisy: Any) -> None:
+    before = [part.training for part in noisy.modules()]
+    inputs = [IDS, IDS[:3], IDS[::-1], IDS[1:]]
+    alone = [af.capture(noisy, ids).weights for ids in inputs]
+    gradients = [af.input_gradient(noisy, ids).values for ids in inputs]
+
+    def work(number: int) -> None:
+        for _ in range(30):
+            assert (af.capture(noisy, inputs[number]).weights == alone[number]).all()
+            found = af.input_gradient(noisy, inputs[number]).values
+            assert np.abs(found - gradients[number]).max() < 1e-6
+
+    run_together(work)
+    assert [part.training for part in noisy.modules()] == before
+
+
+def test_eval_blocks_may_overlap_in_any_order(noisy: Any) -> None:
+    before = [part.training for part in noisy.modules()]
+    first, second, part = evaluating(noisy), evaluating(noisy), evaluating(noisy.bert)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    part.__enter__()
+    assert not any(each.training for each in noisy.modules())
+    second.__exit__(None, None, None)
+    assert not any(each.training for each in noisy.bert.modules())
+    part.__exit__(None, None, None)
+    assert [each.training for each in noisy.modules()] == before
+
+
+# ---- what enters --------------------------------------------------------------------------------
+
+
+def test_padding_by_the_tokenizer_itself_never_enters() -> None:
+    class Padding(type(word_tokenizer())):  # type: ignore[misc]
+        def __call__(self, *texts: Any, **options: Any) -> Any:
+            return super().__call__(
+                *texts, **{**options, "padding": "max_length", "max_length": 12}
+            )
+
+    tokenizer = word_tokenizer()
+    tokenizer.__class__ = Padding
+    plain = af.Model(build("bert"), word_tokenizer()).encode("the key is lost")
+    assert af.Model(build("bert"), tokenizer).encode("the key is lost") == plain
+    assert len(plain.tokens) == 6
+
+
+def test_words_are_those_of_the_text_not_of_the_tokenizer() -> None:
+    model = af.Model(build("bert"), word_tokenizer())
+    encoded = model.encode("the key's  lost, here")
+    assert encoded.tokens == (
+        "[CLS]",
+        "the",
+        "key",
+        "[UNK]",
+        "[UNK]",
+        "lost",
+        "[UNK]",
+        "here",
+        "[SEP]",
+    )
+    assert encoded.words == (None, 0, 1, 1, 1, 2, 2, 3, None)
+    bundled = af.load().encode("the dog doesn't bark")
+    assert bundled.tokens[-3:] == ("does", "n't", "bark") or len(bundled.tokens) == 6
+    assert bundled.words == (None, 0, 1, 2, 2, 3)
+
+
+def test_a_pair_of_texts_is_two_segments() -> None:
+    module = make(t.BertForSequenceClassification, text(t.BertConfig, type_vocab_size=2))
+    model = af.Model(module, word_tokenizer())
+    pair = ("the key", "is lost here")
+    encoded = model.encode(pair)
+    tokenized = word_tokenizer()(*pair)
+    assert list(encoded.ids) == tokenized["input_ids"]
+    assert list(encoded.segments) == [0, 0, 0, 0, 1, 1, 1, 1]
+    found = af.explain(pair, model=model)
+    with torch.no_grad():
+        given = {"return_tensors": "pt", "return_token_type_ids": True}
+        logits = module(**word_tokenizer()(*pair, **given)).logits[0]
+    best = int(logits.argmax())
+    assert_predicts(found.prediction, f"LABEL_{best}", float(logits.softmax(-1)[best]))
+    assert_predicts(model.predict([pair, "the key"])[0], f"LABEL_{best}", found.prediction[1])  # type: ignore[index]
+    report = af.evaluate(model, [(pair, "LABEL_0")], methods=["raw"], against=["blank_out"])
+    assert len(report.examples) == 1
+
+
+def test_a_pair_is_refused_where_there_is_one_segment() -> None:
+    with pytest.raises(af.OptionError, match="a pair of texts is for models with two segments"):
+        af.load().encode(("the key", "the cabinets"))
+
+
+def test_explain_says_that_it_takes_one_input() -> None:
+    with pytest.raises(af.OptionError, match="explain takes one input; got a list of 2"):
+        af.explain(["the key", "the keys"])
