@@ -115,8 +115,8 @@ def find_source(name: str | os.PathLike[str]) -> Source:
         raise FileError(f"{place} is a file; give the folder that it is in: {place.parent}")
     if isinstance(name, str) and may_be_hub_id(name):
         return ask_hub(name)
-    given = os.fsdecode(name)
-    raise FileError(f"no such folder: {given!r}; give a folder, or a hub id such as org/name")
+    given = os.fsdecode(name) or "''"
+    raise FileError(f"cannot load {given}: no such folder; give one, or a hub id such as org/name")
 
 
 def may_be_hub_id(name: str) -> bool:
