@@ -8,7 +8,7 @@ like any other model.
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -316,25 +316,51 @@ def save(model: VerbNumber, vocabulary: Vocabulary, folder: Path) -> None:
 
 def load(folder: str | os.PathLike[str]) -> tuple[VerbNumber, Vocabulary]:
     """The model and its vocabulary from a folder that `save` wrote."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     place = Path(folder)
     try:
         options = json.loads((place / "config.json").read_text(encoding="utf-8"))
         options["id2label"] = {int(number): label for number, label in options["id2label"].items()}
-        vocabulary = Vocabulary(
-            (place / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
-        )
-        model = VerbNumber(VerbNumberConfig(**options))
-        model.load_state_dict(
-            {
-                name: weight.float()
-                for name, weight in load_file(place / "model.safetensors").items()
-            }
-        )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        config = VerbNumberConfig(**options)
+        words = (place / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        weights = load_file(place / "model.safetensors")
+        check_sizes(config, words, weights)
+        model = VerbNumber(config)
+        model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+        vocabulary = Vocabulary(words)
+    except Exception as error:  # of json, safetensors or torch: whatever they raise over bad files
         if isinstance(error, FileError):
             raise
         raise FileError(f"{place} is no verb-number model: {error}") from error
     return model.eval(), vocabulary
+
+
+def check_sizes(
+    config: VerbNumberConfig, words: Sequence[str], weights: Mapping[str, Tensor]
+) -> None:
+    """Refuse sizes that are not those of the weights, before a model of such sizes is built."""
+    vocabulary, width = weights["token_embedding.weight"].shape
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "max_position_embeddings": len(weights["position_embedding.weight"]),
+        "num_hidden_layers": sum(name.endswith("attention_norm.weight") for name in weights),
+    }
+    for name, size in sizes.items():
+        given = getattr(config, name)
+        if type(given) is not int or given != size:
+            raise ValueError(f"{name} must be {size}, as in its weights; got {given!r}")
+    heads = config.num_attention_heads
+    if type(heads) is not int or heads < 1 or width % heads:
+        raise ValueError(f"num_attention_heads must divide the width {width}; got {heads!r}")
+    padding = config.pad_token_id
+    if type(padding) is not int or not 0 <= padding < vocabulary:
+        raise ValueError(f"pad_token_id must be from 0 to {vocabulary - 1}; got {padding!r}")
+    labels = config.id2label
+    if sorted(labels) != list(range(len(labels))) or not all(
+        isinstance(label, str) for label in labels.values()
+    ):
+        raise ValueError(f"id2label must name the classes from 0 on; got {labels}")
+    if len(words) != vocabulary:
+        raise ValueError(f"vocabulary.txt must have {vocabulary} words; it has {len(words)}")
