@@ -26,7 +26,7 @@ from scipy.stats import spearmanr
 import attnflow as af
 from attnflow import corpus, corpus_ray, corpus_shard
 from attnflow.corpus_folder import Manifest, pack, shard_path, write_shard
-from attnflow.corpus_input import Row, source_of
+from attnflow.corpus_input import READ_ROWS, Row, source_of
 from attnflow.corpus_table import (
     bootstrap,
     corpus_status,
@@ -34,7 +34,8 @@ from attnflow.corpus_table import (
     top_words,
     verify_corpus,
 )
-from tests.families import build, word_tokenizer
+from attnflow.methods import METHODS
+from tests.families import DECODERS, build, word_tokenizer
 from tests.test_cli import inside
 
 pa = pytest.importorskip("pyarrow")
@@ -263,6 +264,141 @@ def test_a_bad_file_is_one_clear_line(name: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("[!.]*"))
 
 
+ONLY_IDS = b'{"id": "7"}\n' * READ_ROWS
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b'{"id": "7"}\n{"id": "8", "text": "key"}\n', [None, "key"]),
+        (b'{"id": "7", "sentence": "x"}\n{"text": "key"}\n', [None, "key"]),
+        (b'no JSON\n{"words": "key"}\n{"other": 1, "words": "keys"}\n', "which column"),
+        (ONLY_IDS + b'\n{"id": "8", "text": "key"}\n', f"x.jsonl, line {READ_ROWS + 2}: "),
+        (ONLY_IDS + b'{"id": "8", "sentence": "key"}\n', "name it by text_column"),
+        (b"no JSON\n" * READ_ROWS + b'{"words": "key"}\n', [*[None] * READ_ROWS, "key"]),
+        (b'{"text": "key", "text": "keys"}\n{"text": "key"}\n', [None, "key"]),
+    ],
+)
+def test_the_columns_of_json_lines_are_those_of_many_lines(
+    content: bytes, found: list[str | None] | str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    source = source_of(tmp_path / "x.jsonl")
+    if isinstance(found, list):
+        assert [None if row.problem else row.text for row in source.rows()] == found
+    else:
+        with pytest.raises(af.FileError, match=found):
+            list(source.rows())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'text,n\n"the key",1\n\n"the\nkeys",2\n"the man,3\nthe dogs,4\nthe house,5\n',
+        'text,n\nthe key,1\n\nthe keys,2\n\n"the man,3\nthe dogs,4\n"the house",5\n',
+        'text,n\n"the key",1\n"the\nkeys",2\n\n"the man',
+    ],
+)
+def test_a_quote_that_is_not_closed_is_refused_by_its_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(content)
+    with pytest.raises(af.FileError, match=r"x\.csv, line 6: a quote that is opened"):
+        begun(tmp_path / "x.csv", tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_quote_that_stands_wrong_in_its_line_costs_only_that(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('text,n\n"the" key,1\n"the\nkeys",2\n')
+    wrong, right = source_of(tmp_path / "x.csv").rows()
+    assert (wrong.text, "line 2" in str(wrong.problem)) == ('"the" key,1', True)
+    assert (right.text, right.problem) == ("the\nkeys", None)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.csv", "text,n\nthe key,1\n"),
+        ("x.tsv.gz", "текст\nключ\n"),
+        ("x.jsonl", '{"text": "ключ"}\n'),
+    ],
+)
+def test_utf_16_is_refused(name: str, content: str, encoding: str, tmp_path: Path) -> None:
+    found = content.encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(found) if name.endswith(".gz") else found)
+    with pytest.raises(af.FileError, match=f"{name} is not UTF-8 .* UTF-16: save it as UTF-8"):
+        begun(tmp_path / name, tmp_path / "out")
+
+
+def test_ids_that_are_repeated_are_told(tmp_path: Path) -> None:
+    path, notes = tmp_path / "x.csv", list[str]()
+    path.write_text("id,text\na,key\nb,key\nc,key\nb,keys\na,key\nb,key\n")
+    begun(path, tmp_path / "out", id_column="id", report=notes.append)
+    assert notes == [
+        "ids in 'id' are repeated: rows 1 and 3 both have 'b';"
+        " 3 of 6 rows have an id that an earlier row has"
+    ]
+    assert table(tmp_path / "out").num_rows == 6
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_columns_of_one_name_are_told_or_refused(ending: str, tmp_path: Path) -> None:
+    path, notes = tmp_path / f"x.{ending}", list[str]()
+    if ending == "parquet":
+        pq.write_table(pa.table([pa.array(["key"])] * 3, names=["text", "n", "n"]), path)
+    else:
+        path.write_text("text,n,n\nkey,1,2\n".replace(",", "," if ending == "csv" else "\t"))
+    assert [row.text for row in source_of(path).rows(notes.append)] == ["key"]
+    assert notes == [f"{path} has 2 columns 'n'; none of them is used"]
+    for option in ({"text": "n"}, {"id": "n"}, {"label": "n"}, {"keep": ("n",)}):
+        with pytest.raises(af.FileError, match=r"has 2 columns 'n' \(.*\): rename all but one"):
+            list(source_of(path, **option).rows())
+
+
+@pytest.mark.parametrize("column", ["text", "id", "label", "keep"])
+def test_values_that_python_has_no_word_for_are_errors_of_their_rows(
+    column: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.parquet"
+    when = pa.array([0, 2**60], pa.timestamp("ms"))
+    pq.write_table(pa.table({"text": ["key", "keys"], "when": when}), path)
+    options = {column: ("when",) if column == "keep" else "when"}
+    fine, wrong = source_of(path, **options).rows()
+    assert fine.problem == ("the text must be a string; got datetime" if column == "text" else None)
+    assert str(wrong.problem).startswith("the value of 'when' cannot be converted: ")
+
+
+KEPT = [{"text": "the key", "n": "1", "my stars": None}, {"text": "", "n": "2", "my stars": "*"}]
+KEPT += [{"text": "the keys", "n": "3", "my stars": "é"}]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_columns_are_kept_on_request(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = tmp_path / f"x.{ending}", tmp_path / "out"
+    if ending == "csv":
+        path.write_text("text,n,my stars\nthe key,1,\n,2,*\nthe keys,3,é\n")
+    elif ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in KEPT))
+    else:
+        pq.write_table(pa.Table.from_pylist(KEPT), path)
+    options = ["--methods", "rollout", "--keep", "my stars, n"]
+    assert inside(monkeypatch, "corpus", "run", path, "--out", out, *options) == 0
+    found = af.read_corpus(out)
+    assert found.column_names[-3:] == ["rollout", "my stars", "n"]
+    assert found.column("my stars").to_pylist() == ["" if ending == "csv" else None, "é"]
+    assert found.column("n").to_pylist() == ["1", "3"]
+    assert Manifest.read(out).options["keep"] == ["my stars", "n"]
+    assert verify_corpus(out) == []
+    for keep, message in {
+        ("text",): "keep must name columns that the result has not already; got 'text'",
+        ("rollout",): "got 'rollout'",
+        ("m",): r"has no column 'm' \(keep\); it has 'text', 'n', 'my stars'",
+    }.items():
+        with pytest.raises(af.AttnFlowError, match=message):
+            begun(path, tmp_path / "other", keep=keep)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -410,6 +546,104 @@ def test_a_text_that_breaks_the_model_costs_only_itself(
     assert verify_corpus(tmp_path / "out") == []
 
 
+@pytest.mark.parametrize("error", [ValueError("not\nreal"), ZeroDivisionError(), KeyError("x")])
+def test_an_error_of_a_method_stops_the_run(
+    error: Exception, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = METHODS["rollout"]
+
+    def failing(graph: Any, **options: Any) -> Any:
+        if graph.size > 10:
+            raise error
+        return rollout(graph, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "rollout", failing)
+        line = rf"^rollout failed on row \d+ \(texts\.csv:\d+\): {type(error).__name__}: \S+"
+        with pytest.raises(af.AttnFlowError, match=line):
+            begun(texts, tmp_path / "out", methods=["raw", "rollout"])
+    assert corpus_status(tmp_path / "out").shards_done < 5
+    af.explain_corpus(texts, tmp_path / "out")
+    assert verify_corpus(tmp_path / "out") == []
+
+
+def test_a_model_that_fails_on_a_whole_shard_stops_the_run_once(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture_batch, out = vars(corpus_shard)["capture_batch"], tmp_path / "out"
+    spoilt = range(0)
+
+    def failing(model: Any, inputs: Any, heads: Any) -> Any:
+        if now[0] in spoilt:
+            raise RuntimeError("no such device")
+        return capture_batch(model, inputs, heads)
+
+    def noting(model: Any, job: Any, rows: Any) -> Any:
+        now[0] = rows[0].number
+        return compute(model, job, rows)
+
+    now, compute = [0], vars(corpus)["compute_shard"]
+    monkeypatch.setattr(corpus_shard, "capture_batch", failing)
+    monkeypatch.setattr(corpus, "compute_shard", noting)
+    spoilt = range(50)
+    with pytest.raises(af.CaptureError, match="with one and the same error: no such device; "):
+        begun(texts, out)
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "manifest.json"]
+    assert corpus_status(out).done == 0
+    spoilt = range(30, 40)  # with its empty row; the model works, so the rows are to blame
+    begun(texts, out)
+    assert corpus_status(out).errors == {"empty": 1, "model error": 9}
+    assert verify_corpus(out) == []
+
+
+def long_model() -> af.Model:
+    """A decoder that takes any number of tokens."""
+    kind, configuration = DECODERS["llama"]
+    config = configuration()
+    config.max_position_embeddings = 10**6
+    torch.manual_seed(0)
+    return af.Model(kind(config).eval(), word_tokenizer())
+
+
+def test_a_row_that_is_too_large_for_the_memory_is_an_error_of_its_own(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "texts.csv", ["the key", "key " * 60_000, "the keys"])
+    begun(path, tmp_path / "out", model=long_model(), layers=[3])
+    assert table(tmp_path / "out").column("row").to_pylist() == [0, 2]
+    (failed,) = errors(tmp_path / "out")
+    assert (failed["row"], failed["reason"]) == (1, "too large")
+    assert "60,002 tokens need about 273.6 GB of memory: " in failed["detail"]
+    assert verify_corpus(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(lambda: np.empty(2**50), id="numpy"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory."),
+    ],
+)
+@pytest.mark.parametrize("part", ["capture_batch", "token_attention"])
+def test_a_row_that_runs_out_of_memory_is_too_large(
+    error: Any, part: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = vars(corpus_shard)[part]
+
+    def failing(*arguments: Any) -> Any:
+        inputs = arguments[1] if part == "capture_batch" else arguments[-1:]
+        if any(len(each.tokens) > 12 for each in inputs):
+            raise error if isinstance(error, Exception) else error()
+        return function(*arguments)
+
+    monkeypatch.setattr(corpus_shard, part, failing)
+    begun(texts, tmp_path / "out")
+    found = [each for each in errors(tmp_path / "out") if each["reason"] != "empty"]
+    assert {each["reason"] for each in found} == {"too large"}
+    assert all("13 tokens need about 0.0 GB of memory: " in each["detail"] for each in found)
+    assert table(tmp_path / "out").num_rows == 49 - len(found)
+
+
 # ---- never lose work --------------------------------------------------------------------------------------------------------------
 
 
@@ -527,6 +761,121 @@ def test_an_interrupted_run_goes_on_where_it_was(
         begun(texts, tmp_path / "out")
     begun(texts, tmp_path / "whole")
     assert table(tmp_path / "out").equals(table(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(1, 1), (2, 0), (2, 1)])
+def test_ctrl_c_says_how_far_it_came_and_what_resumes(
+    workers: int, shards: int, tmp_path: Path
+) -> None:
+    path, out = write_csv(tmp_path / "texts.csv", sentences(4000)), tmp_path / "out"
+    options = ["--methods", "rollout", "--layers", "6", "--shard-rows", "100"]
+    process = subprocess.Popen(
+        command("run", path, "--out", out, *options, "--workers", workers),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (out / "manifest.json").exists() or len(Manifest.read(out).shards) < shards:
+        assert process.poll() is None
+        time.sleep(0.01)
+    if not shards:
+        time.sleep(0.5)  # workers are being started
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+    printed, complaints = process.communicate(timeout=60)
+    status = corpus_status(out)
+    assert (process.returncode, printed) == (130, "")
+    assert complaints == (
+        f"attnflow: interrupted after {status.done:,} of 4,000 rows;"
+        " the same command resumes the run\n"
+    )
+    assert status.shards_done >= shards
+    assert is_gone(process.pid)
+    with open(tmp_path / "said", "w") as said:
+        subprocess.run(command("run", path, "--out", out), stdout=said, check=True)
+    assert verify_corpus(out) == []
+
+
+def test_resuming_takes_the_options_of_the_manifest(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    other = tmp_path / "model"
+    shutil.copytree(Path(af.__file__).parent / "weights", other)
+    texts.write_text("".join(f"{line},x\n" for line in texts.read_text().splitlines()))
+    texts.write_text(texts.read_text().replace("text,x", "body,stars", 1))
+    options: dict[str, Any] = {
+        "model": other,
+        "text_column": "body",
+        "id_column": "stars",
+        "label_column": "stars",
+        "keep": ["stars"],
+        "methods": ["raw", "flow"],
+        "layers": [5, 6],
+        "position": "mean",
+        "normalize": None,
+        "residual": 0.25,
+        "limit": 35,
+        "batch_tokens": 100,
+        "shard_rows": 10,
+    }
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            af.explain_corpus(texts, out, **options)
+    before = Manifest.read(out)
+    after = af.explain_corpus(texts, out)
+    assert (after.options, after.model, after.shard_rows) == (
+        before.options,
+        before.model,
+        before.shard_rows,
+    )
+    af.explain_corpus(texts, tmp_path / "whole", **options)
+    assert table(out).equals(table(tmp_path / "whole"))
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"layers": [6]}, "option layers was"),
+        ({"normalize": "sum"}, "option normalize was None and is 'sum'"),
+        ({"residual": 0.5}, "option residual was 0.25 and is 0.5"),
+        ({"importance": ["blank_out"]}, "option importance"),
+        ({"keep": []}, r"option keep was \['stars'\] and is \[\]"),
+        ({"shard_rows": 1000}, "option shard_rows was 10 and is 1000"),
+    ]
+    for other_options, message in changes:
+        with pytest.raises(af.FileError, match=f"was begun otherwise: {message}"):
+            af.explain_corpus(texts, out, **other_options)
+
+
+def test_a_model_that_has_no_name_is_asked_for(texts: Path, tmp_path: Path) -> None:
+    model = af.Model(build("llama"), word_tokenizer())
+    begun(texts, tmp_path / "out", model=model, layers=[3])
+    with pytest.raises(
+        af.OptionError, match="a loaded model, a LlamaForCausalLM: give it as model"
+    ):
+        af.explain_corpus(texts, tmp_path / "out")
+    af.explain_corpus(texts, tmp_path / "out", model=model)
+
+
+def test_labels_that_are_no_classes_are_refused_before_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("text,stars\nthe key,5\nthe keys,4\nthe key,5\n")
+    options = {"label_column": "stars", "importance": ["blank_out"]}
+    line = "no label in 'stars' is a class of VerbNumber; got '5', '4'"
+    with pytest.raises(af.OptionError, match=line):
+        begun(path, tmp_path / "out", **options)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    begun(path, tmp_path / "out", label_column="stars")  # which are only kept
+    path.write_text("text,stars\nthe key,5\nthe keys,1\n")
+    begun(path, tmp_path / "some", **options)
+    assert [each["reason"] for each in errors(tmp_path / "some")] == ["unknown label"]
+
+
+def test_a_worker_with_other_weights_is_refused(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "model_fingerprint", lambda model: "0" * 64)
+    with pytest.raises(af.FileError, match="the model verb-number has other weights in a worker"):
+        begun(texts, tmp_path / "out", workers=2)  # whose own processes count right
+    assert corpus_status(tmp_path / "out").done == 0
 
 
 def truncate(path: Path) -> None:
@@ -722,6 +1071,130 @@ def test_folders_that_are_no_corpus_are_refused(texts: Path, tmp_path: Path) -> 
         af.read_corpus(tmp_path / "nowhere")
 
 
+DAMAGES: list[tuple[tuple[str | int, ...], Any]] = [
+    ((), []),
+    ((), None),
+    (("format",), True),
+    (("format",), "1"),
+    (("versions",), []),
+    (("versions", "torch"), 2),
+    (("model",), "verb-number"),
+    (("model", "name"), "a\0b"),
+    (("model", "name"), "\ud800"),
+    (("model", "fingerprint"), "0" * 63),
+    (("model", "else"), "more"),
+    (("inputs",), []),
+    (("inputs", 0), "texts.csv"),
+    (("inputs", 0, "bytes"), -1),
+    (("inputs", 0, "sha256"), None),
+    (("options",), None),
+    (("options", "methods"), "rollout"),
+    (("options", "methods"), ["rollout", "rollout"]),
+    (("options", "methods"), [["rollout"]]),
+    (("options", "methods"), ["id"]),
+    (("options", "layers"), {}),
+    (("options", "layers", "rollout"), []),
+    (("options", "layers", "rollout"), [0]),
+    (("options", "layers", "rollout"), ["6"]),
+    (("options", "layers", "raw"), [6]),
+    (("options", "position"), -1),
+    (("options", "position"), ["max"]),
+    (("options", "residual"), 1.0),
+    (("options", "residual"), float("nan")),
+    (("options", "importance"), ["rollout"]),
+    (("options", "batch_tokens"), 0),
+    (("options", "keep"), ["text"]),
+    (("options", "columns"), {"text": None}),
+    (("options", "columns", "id"), 3),
+    (("options", "limit"), 0),
+    (("rows",), 0),
+    (("rows",), 10**30),
+    (("rows",), 10**12),
+    (("rows",), 41.0),
+    (("rows",), 31),
+    (("shard_rows",), 0),
+    (("shard_rows",), 10**6),
+    (("shards",), []),
+    (("shards", "0"), None),
+    (("shards", "0"), {}),
+    (("shards", "5"), {}),
+    (("shards", "01"), {}),
+    (("shards", "٣"), {}),
+    (("shards", "9" * 5000), {}),
+    (("shards", "0", "rows"), 11),
+    (("shards", "0", "rows"), -1),
+    (("shards", "0", "sha256"), "g" * 64),
+    (("shards", "0", "errors"), 1),
+    (("shards", "0", "errors_sha256"), "0" * 64),
+    (("shards", "3", "errors_sha256"), None),
+    (("shards", "3", "reasons"), {"empty": 2}),
+    (("shards", "3", "reasons"), {"empty": "1"}),
+    (("errors_sha256",), 7),
+    (("seconds",), float("inf")),
+    (("seconds",), 10**400),
+    (("else",), 1),
+]
+MISSING = ("format", "versions", "model", "inputs", "options", "rows", "shards", "seconds")
+
+
+def damaged(content: Any, place: tuple[str | int, ...], value: Any) -> bytes:
+    """A manifest with another value in one place."""
+    if not place:
+        return json.dumps(value).encode()
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    return json.dumps(content).encode()
+
+
+def test_a_damaged_manifest_is_one_line_wherever_it_is_read(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    begun(texts, out)
+    good = (out / "manifest.json").read_bytes()
+    contents = [damaged(json.loads(good), *damage) for damage in DAMAGES]
+    for name in MISSING:
+        content = json.loads(good)
+        del content[name]
+        contents.append(json.dumps(content).encode())
+    contents += [b"", b"\xff" + good, good[:-9], b"[" * 100_000, good.decode().encode("utf-16")]
+    uses: list[Callable[[Path], Any]] = [af.read_corpus, verify_corpus, corpus_status, top_words]
+    uses += [evaluate_corpus, lambda out: af.explain_corpus(texts, out)]
+    for content in contents:
+        (out / "manifest.json").write_bytes(content)
+        for use in uses:
+            with pytest.raises(af.FileError, match=r"manifest\.json is no manifest of a corpus: "):
+                use(out)
+    (out / "manifest.json").write_bytes(good)
+    assert verify_corpus(out) == []
+
+
+@pytest.mark.parametrize(
+    ("methods", "layers"), [(["raw"], {"raw": [6]}), (["rollout"], {"rollout": [5, 6]})]
+)
+def test_a_manifest_that_speaks_of_other_scores_is_refused(
+    methods: list[str], layers: dict[str, list[int]], texts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    begun(texts, out, importance=["blank_out"])
+    manifest = Manifest.read(out)
+    manifest.options |= {"methods": methods, "layers": layers}
+    manifest.write(out)
+    for use in (af.read_corpus, evaluate_corpus, lambda out: top_words(out, method=methods[0])):
+        with pytest.raises(af.FileError, match=r"shard-00000\.parquet has other .* the manifest"):
+            use(out)
+
+
+def test_a_manifest_of_an_older_version_is_read(texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    begun(texts, out)
+    content = json.loads((out / "manifest.json").read_text())
+    del content["options"]["keep"]
+    (out / "manifest.json").write_text(json.dumps(content))
+    assert verify_corpus(out) == []
+    begun(texts, out)
+
+
 SMALL = (
     8 * 1024
 )  # bytes; a limit on the size of files stands for the full disk: a shard is over it, the manifest is not
@@ -781,7 +1254,7 @@ def test_a_worker_that_dies_is_one_line(
             return os._exit, (9,)
 
     rows = [Deadly(number, str(number), "the key") for number in range(50)]
-    monkeypatch.setattr("attnflow.corpus_input.Source.rows", lambda self: iter(rows))
+    monkeypatch.setattr("attnflow.corpus_input.Source.rows", lambda self, *_: iter(rows))
     with pytest.raises(af.FileError, match="a worker died"):
         begun(texts, tmp_path / "out", workers=2)
     monkeypatch.undo()
@@ -944,14 +1417,20 @@ def test_words_are_joined_from_subwords(texts: Path, tmp_path: Path) -> None:
         "rollout": [[0.1, 0.2, 0.3, 0.4]],
     }
     manifest = Manifest.read(folder)
-    schema = corpus_shard.result_schema(["rollout"], [])
-    manifest.shards[0] = write_shard(
-        folder, 0, pack(pa.Table.from_pylist([row], schema=schema), corpus_shard.error_table([]))
-    )
-    manifest.write(folder)
-    ((word, mean, count),) = top_words(folder, min_count=1)
-    assert (word, count) == ("cabinets", 1)
-    assert mean == pytest.approx(0.5)
+    for name in ("rollout", "flow"):
+        scores = pa.Table.from_pylist(
+            [row | {name: row["rollout"]}], schema=corpus_shard.result_schema([name], [])
+        )
+        manifest.options |= {"methods": [name], "layers": {name: [6]}}
+        manifest.shards[0] = write_shard(folder, 0, pack(scores, corpus_shard.error_table([])))
+        manifest.write(folder)
+        if name == "flow":  # whose sum would rank words by the number of their pieces
+            with pytest.raises(af.OptionError, match="'Cabinets' has 2 pieces: rank words by roll"):
+                top_words(folder, method=name, min_count=1)
+        else:
+            ((word, mean, count),) = top_words(folder, method=name, min_count=1)
+            assert (word, count) == ("cabinets", 1)
+            assert mean == pytest.approx(0.5)
 
 
 def test_the_commands(
@@ -1076,5 +1555,5 @@ def test_what_the_writer_of_a_cluster_cannot_write_is_told(tmp_path: Path) -> No
 @given(st.lists(st.text(st.characters(), max_size=5), max_size=5))
 @example(["\ud83d\udc80", "\udcff", "\x00"])
 def test_rows_travel_to_actors_unchanged(found: list[str]) -> None:
-    rows = [Row(number, text, text, text, None) for number, text in enumerate(found)]
+    rows = [Row(number, text, text, text, None, (text, None)) for number, text in enumerate(found)]
     assert corpus_ray.unpacked_rows(corpus_ray.packed_rows(rows)) == rows

@@ -330,6 +330,21 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     assert files(ended(again, out)) == files(unbroken)
 
 
+def test_ctrl_c_says_how_far_it_came_and_what_resumes(
+    texts: Path, tmp_path: Path, environment: dict[str, str], unbroken: Manifest
+) -> None:
+    out = tmp_path / "out"
+    process = run(texts, out, environment)
+    wait_for(lambda: shards_done(out) >= 1, "the first shard")
+    process.send_signal(signal.SIGINT)
+    printed, complaints = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "Traceback" not in printed + complaints
+    rows = f"{shards_done(out) * SHARD_ROWS:,} of {SHARD_ROWS * SHARDS:,} rows"
+    assert f"attnflow: interrupted after {rows}; the same command resumes the run" in complaints
+    assert files(ended(run(texts, out, environment), out)) == files(unbroken)
+
+
 def test_an_input_that_is_removed_is_one_line(
     texts: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:

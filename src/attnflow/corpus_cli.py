@@ -1,15 +1,13 @@
 """The commands of a corpus: run, status, verify, evaluate, top."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attnflow import corpus, corpus_table, lab
-from attnflow.errors import OptionError
+from attnflow.errors import FileError, OptionError
 from attnflow.evaluate import markdown
-from attnflow.graph import RESIDUAL
-from attnflow.loading import BUNDLED
 
 app = typer.Typer(
     help="Explain every text of a data set: a folder of Parquet files, whole after any crash.",
@@ -44,7 +42,13 @@ def run_command(
             show_default=False,
         ),
     ],
-    model: lab.AnyModel = BUNDLED,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder with a model, a hub id, or the model that ships with attnflow.",
+            show_default=corpus.DEFAULTS["model"],
+        ),
+    ] = None,
     text_column: Annotated[
         str | None,
         typer.Option(help="Where the texts are; text, sentence or the only column if not given."),
@@ -55,30 +59,51 @@ def run_command(
     label_column: Annotated[
         str | None, typer.Option(help="Labels to keep; importance then watches them.")
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN,COLUMN", help="Other columns of the input to keep.", show_default=False
+        ),
+    ] = None,
     methods: Annotated[
-        str, typer.Option(help="Which methods, with commas between them.")
-    ] = "raw,rollout,flow",
+        str | None,
+        typer.Option(
+            help="Which methods, with commas between them.",
+            show_default=",".join(corpus.DEFAULTS["methods"]),
+        ),
+    ] = None,
     layers: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Which layers, like 1,6; all, and for flow the top one, if not given.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     position: Annotated[
-        str, typer.Option(help="focal, max or mean over positions, or a position.")
-    ] = "focal",
+        str | None,
+        typer.Option(
+            help="focal, max or mean over positions, or a position.",
+            show_default=corpus.DEFAULTS["position"],
+        ),
+    ] = None,
     normalize: Annotated[
-        str, typer.Option(help="sum (rows sum to 1), receptive_field, or none.")
-    ] = "sum",
+        str | None,
+        typer.Option(
+            help="sum (rows sum to 1), receptive_field, or none.",
+            show_default=corpus.DEFAULTS["normalize"],
+        ),
+    ] = None,
     residual: Annotated[
-        float,
-        typer.Option(help="Weight of the residual connection, from 0 up to but not including 1."),
-    ] = RESIDUAL,
+        float | None,
+        typer.Option(
+            help="Weight of the residual connection, from 0 up to but not including 1.",
+            show_default=str(corpus.DEFAULTS["residual"]),
+        ),
+    ] = None,
     importance: Annotated[
-        str,
+        str | None,
         typer.Option(help="blank_out, input_gradient, or both with a comma.", show_default=False),
-    ] = "",
+    ] = None,
     limit: lab.Limit = None,
     batch_tokens: Annotated[
         int | None,
@@ -100,33 +125,67 @@ def run_command(
             show_default=False,
         ),
     ] = None,
-    shard_rows: Annotated[int, typer.Option(help="Rows of a shard.")] = corpus.SHARD_ROWS,
+    shard_rows: Annotated[
+        int | None,
+        typer.Option(help="Rows of a shard.", show_default=str(corpus.DEFAULTS["shard_rows"])),
+    ] = None,
 ) -> None:
-    """Explain every text of some files; the same command goes on after any stop."""
-    manifest = corpus.explain_corpus(
-        inputs,
-        out,
-        model=model,
-        text_column=text_column,
-        id_column=id_column,
-        label_column=label_column,
-        methods=lab.listed(methods),
-        layers=lab.layers_of(layers),
-        position=int(position) if position.isdecimal() else position,
-        normalize=None if normalize.lower() == "none" else normalize,
-        residual=residual,
-        importance=lab.listed(importance),
-        limit=limit,
-        batch_tokens=batch_tokens,
-        workers=workers,
-        engine=engine,
-        address=address,
-        shard_rows=shard_rows,
-        report=lambda note: typer.echo(f"note: {note}", err=True),
-    )
+    """Explain every text of some files; the same command resumes after any stop.
+
+    Options that are not given are then those of the run that was stopped.
+    """
+    try:
+        manifest = corpus.explain_corpus(
+            inputs,
+            out,
+            model=model,
+            text_column=text_column,
+            id_column=id_column,
+            label_column=label_column,
+            keep=columns_of(keep),
+            methods=None if methods is None else lab.listed(methods),
+            layers=None if layers is None else lab.layers_of(layers),
+            position=int(position) if position and position.isdecimal() else position,
+            normalize=normalize_of(normalize),
+            residual=residual,
+            importance=None if importance is None else lab.listed(importance),
+            limit=limit,
+            batch_tokens=batch_tokens,
+            workers=workers,
+            engine=engine,
+            address=address,
+            shard_rows=shard_rows,
+            report=lambda note: typer.echo(f"note: {note}", err=True),
+        )
+    except KeyboardInterrupt:
+        typer.echo(
+            f"attnflow: interrupted {how_far(out)}; the same command resumes the run", err=True
+        )
+        raise typer.Exit(130) from None
     typer.echo(
         f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards; {manifest.errors:,} errors"
     )
+
+
+def columns_of(text: str | None) -> list[str] | None:
+    """Columns with commas between them; a name may have spaces."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def normalize_of(text: str | None) -> Any:
+    """What --normalize means to `explain_corpus`, to which None is a choice."""
+    if text is None:
+        return corpus.NOT_GIVEN
+    return None if text.lower() == "none" else text
+
+
+def how_far(folder: Path) -> str:
+    """How much of a corpus is done, for whoever has stopped it."""
+    try:
+        status = corpus_table.corpus_status(folder)
+    except FileError:
+        return "before the first row"
+    return f"after {status.done:,} of {status.rows:,} rows"
 
 
 @app.command("status")

@@ -4,14 +4,15 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnflow.corpus_input import fingerprint
-from attnflow.corpus_shard import error_schema, reasons_of
+from attnflow.corpus_input import fingerprint, is_decodable
+from attnflow.corpus_shard import QUERIES, error_schema, reasons_of, result_schema
 from attnflow.errors import FileError
 from attnflow.files import write_file
 
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     import pyarrow
 
 FORMAT = 1
+MOST_SHARD_ROWS = 100_000  # a shard is in memory as a whole
+MOST_SHARDS = 10**7  # what the manifest says of each is in memory, too
 MANIFEST, ERRORS, LOCK = "manifest.json", "errors.parquet", ".lock"
+
+
+ANEW = "compute it anew in another folder"
 
 
 @dataclass(frozen=True)
@@ -101,24 +107,16 @@ class Manifest:
         path = Path(folder) / MANIFEST
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise FileError(
-                    f"{path} has format {content['format']}; this attnflow reads format {FORMAT}"
-                )
-            content["shards"] = {
-                int(index): Shard(**shard) for index, shard in content["shards"].items()
-            }
-            return cls(**content)
         except OSError as error:
             raise FileError(
                 f"{folder} is no corpus folder: cannot read {path}: {error.strerror or error}"
             ) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, FileError):
-                raise
-            raise FileError(
-                f"{path} is no manifest of a corpus ({type(error).__name__}: {error}); compute it anew in another folder"
-            ) from error
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{path} is no manifest of a corpus: {error}; {ANEW}") from error
+        try:
+            return parse_manifest(content)
+        except FileError as error:
+            raise FileError(f"{path} is no manifest of a corpus: {error}; {ANEW}") from error
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -180,6 +178,200 @@ def merge_errors(folder: Path, manifest: Manifest) -> str:
         lambda file: write_parquet(file, (pq.read_table(path) for path in paths), error_schema()),
     )
     return fingerprint(folder / ERRORS)[1]
+
+
+# ---- what a manifest may say ----------------------------------------------------------------
+#
+# A rule is a function that takes the name of a value, for the message, and the value.
+
+Rule = Callable[[str, Any], None]
+
+
+def parse_manifest(content: Any) -> Manifest:
+    """The manifest that a file holds, checked in full, so that no user of it need look again."""
+    if isinstance(content, dict) and content.get("format", FORMAT) != FORMAT:
+        raise FileError(
+            f"it has format {content['format']!r}, and this attnflow reads format {FORMAT}"
+        )
+    options = content.get("options") if isinstance(content, dict) else None
+    if isinstance(options, dict):
+        options.setdefault("keep", [])  # which older versions did not know
+    check_fields("it", content, MANIFEST_RULES)
+    found = Manifest(**{**content, "shards": {}})
+    if found.count > MOST_SHARDS:
+        raise FileError(f"rows must fill at most {MOST_SHARDS} shards; got {found.rows}")
+    check_columns(found.options)
+    for key, shard in content["shards"].items():
+        if not re.fullmatch("0|[1-9][0-9]{0,7}", key) or int(key) >= found.count:
+            raise FileError(f"shards must be numbered from 0 to {found.count - 1}; got {key!r}")
+        index, name = int(key), f"shard {key}"
+        check_fields(name, shard, SHARD_RULES)
+        found.shards[index] = Shard(**shard)
+        check_shard(name, found.shards[index], len(found.span(index)))
+    return found
+
+
+def check_columns(options: dict[str, Any]) -> None:
+    """Every method has its layers, and no two columns have one name."""
+    methods, layers = options["methods"], options["layers"]
+    if set(layers) != set(methods):
+        raise FileError(
+            f"layers must be given for each method; got {sorted(layers)} for {sorted(methods)}"
+        )
+    asked = [*result_schema((), ()).names, *methods, *options["importance"], *options["keep"]]
+    if len(set(asked)) < len(asked):
+        twice = next(name for name in asked if asked.count(name) > 1)
+        raise FileError(f"columns must have different names; got {twice!r} twice")
+
+
+def check_shard(name: str, shard: Shard, count: int) -> None:
+    """It has no more rows than it may, a reason for each error, and a file of errors if it has any.
+
+    Whether rows are missing is for `verify_corpus` to say.
+    """
+    if shard.rows + shard.errors > count:
+        raise FileError(
+            f"{name} must have at most {count} rows and errors; got {shard.rows + shard.errors}"
+        )
+    if sum(shard.reasons.values()) != shard.errors:
+        raise FileError(f"{name} must have reasons for its {shard.errors} errors; got others")
+    if (shard.errors_sha256 is None) != (shard.errors == 0):
+        raise FileError(f"{name} must have an errors_sha256 if it has errors, and only then")
+
+
+def check_fields(name: str, value: Any, rules: dict[str, Rule]) -> None:
+    """Refuse what is no object with exactly these keys, or breaks one of their rules."""
+    if not isinstance(value, dict):
+        raise FileError(f"{name} must be an object; got {brief(value)}")
+    for key in rules:
+        if key not in value:
+            raise FileError(f"{name} must have {key!r}, and has not")
+    for key, each in value.items():
+        if key not in rules:
+            raise FileError(f"{name} must have none but {', '.join(rules)}; got {brief(key)}")
+        rules[key](f"{key} of {name}" if name != "it" else key, each)
+
+
+def brief(value: Any) -> str:
+    """A value for a message: what should be a number may be a book, or have a thousand digits."""
+    return repr(value)[:80] if isinstance(value, str | int | float) else type(value).__name__
+
+
+def rule(what: str, holds: Callable[[Any], bool]) -> Rule:
+    """The rule that a value is what is named."""
+
+    def check(name: str, value: Any) -> None:
+        if not holds(value):
+            raise FileError(f"{name} must be {what}; got {brief(value)}")
+
+    return check
+
+
+def whole(least: int, most: int = 2**53) -> Rule:
+    """A whole number, which JSON's other readers know exactly."""
+    return rule(
+        f"a whole number, at least {least}", lambda value: is_whole_number(value, least, most)
+    )
+
+
+def is_whole_number(value: Any, least: int, most: int = 2**53) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_text(value: Any) -> bool:
+    """Whether this is a string that the system takes as the name of a file."""
+    return isinstance(value, str) and is_decodable(value) and "\0" not in value
+
+
+def is_number(value: Any, least: float, below: float) -> bool:
+    """Whether this is a number in a range; what is not a number is in none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < below
+
+
+def or_null(other: Rule) -> Rule:
+    """The same, or nothing."""
+
+    def check(name: str, value: Any) -> None:
+        if value is not None:
+            other(name, value)
+
+    return check
+
+
+def list_of(each: Rule, least: int = 0) -> Rule:
+    """A list whose values follow a rule."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, list) or len(value) < least:
+            raise FileError(f"{name} must be a list of at least {least}; got {brief(value)}")
+        for place, found in enumerate(value):
+            each(f"number {place} of {name}", found)
+
+    return check
+
+
+def dict_of(each: Rule) -> Rule:
+    """An object with any names as keys, whose values follow a rule."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise FileError(f"{name} must be an object; got {brief(value)}")
+        for key, found in value.items():
+            if not is_text(key):
+                raise FileError(f"{name} must have texts as keys; got {brief(key)}")
+            each(f"{key} of {name}", found)
+
+    return check
+
+
+def object_of(rules: dict[str, Rule]) -> Rule:
+    """An object with exactly these keys."""
+    return lambda name, value: check_fields(name, value, rules)
+
+
+TEXT = rule("a text", is_text)
+NAMES = list_of(TEXT)
+SHA256 = rule(
+    "64 hexadecimal digits",
+    lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
+)
+SHARD_RULES: dict[str, Rule] = {
+    "rows": whole(0),
+    "errors": whole(0),
+    "sha256": SHA256,
+    "errors_sha256": or_null(SHA256),
+    "reasons": dict_of(whole(1)),
+}
+OPTION_RULES: dict[str, Rule] = {
+    "methods": list_of(TEXT, least=1),
+    "layers": dict_of(list_of(whole(1), least=1)),
+    "position": rule(
+        f"{', '.join(QUERIES)}, or a position from 0 on",
+        lambda value: value in QUERIES if isinstance(value, str) else is_whole_number(value, 0),
+    ),
+    "normalize": or_null(TEXT),
+    "residual": rule("a number from 0 up to 1", lambda value: is_number(value, 0.0, 1.0)),
+    "importance": NAMES,
+    "batch_tokens": whole(1),
+    "keep": NAMES,
+    "columns": object_of(dict.fromkeys(["text", "id", "label"], or_null(TEXT))),
+    "limit": or_null(whole(1)),
+}
+MANIFEST_RULES: dict[str, Rule] = {
+    "versions": dict_of(TEXT),
+    "model": object_of({"name": TEXT, "class": TEXT, "task": TEXT, "fingerprint": SHA256}),
+    "inputs": list_of(object_of({"file": TEXT, "bytes": whole(0), "sha256": SHA256}), least=1),
+    "options": object_of(OPTION_RULES),
+    "rows": whole(1),
+    "shard_rows": whole(1, MOST_SHARD_ROWS),
+    "shards": dict_of(rule("an object", lambda value: isinstance(value, dict))),
+    "errors_sha256": or_null(SHA256),
+    "seconds": rule("a number of seconds", lambda value: is_number(value, 0.0, 1e15)),
+    "format": whole(FORMAT, FORMAT),
+}
+
+
+# ---- the folder -----------------------------------------------------------------------------
 
 
 def made(out: str | os.PathLike[str]) -> Path:

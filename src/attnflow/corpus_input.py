@@ -5,18 +5,25 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnflow.errors import FileError, MissingExtraError, OptionError
 
 PACKED = (".gz", ".zst", ".bz2", ".lz4")  # what pyarrow unpacks while it reads
 TEXT_COLUMNS = ("text", "sentence")  # where texts are looked for, if no column is named
-READ_ROWS = 256  # of a Parquet file, at a time
+READ_ROWS = 256  # of a Parquet file, at a time; of JSON lines, those that tell the columns
 LONGEST_CELL = 2**28  # characters of one cell of a CSV file; beyond that, a quote was not closed
+UTF16 = ("\udcff\udcfe", "\udcfe\udcff")  # byte order marks, read with surrogateescape
+
+Report = Callable[[str], object]
+
+
+def ignore(note: str) -> None:
+    """A report that nobody reads: rows are read several times, and remarked upon once."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +35,33 @@ class Row:
     text: str
     label: str | None = None
     problem: str | None = None  # why there is no text
+    kept: tuple[str | None, ...] = ()  # the columns that are kept, in their order
+
+
+class Cell(NamedTuple):
+    """What a file says of one row; nothing but the text is known of a row with a problem."""
+
+    text: Any
+    id: str | None = None
+    label: str | None = None
+    kept: tuple[str | None, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a corpus, and which of their columns are meant; text: None looks for the column."""
+    """The files of a corpus, and which of their columns are meant; text: inferred if None.
+
+    id: if None, the name of the file and the number of the row in it, from 0. keep: columns that
+    are passed on as they are.
+    """
 
     paths: tuple[str, ...]
     text: str | None = None
-    id: str | None = (
-        None  # None: an id is the name of the file and the number of the row in it, from 0
-    )
+    id: str | None = None
     label: str | None = None
     limit: int | None = None
+    keep: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,15 +78,15 @@ class Source:
             for each in found
         )
 
-    def rows(self) -> Iterator[Row]:
-        """All rows of all files, in their order."""
+    def rows(self, report: Report = ignore) -> Iterator[Row]:
+        """All rows of all files, in their order; report: told what is odd about the files."""
         cells = (
             (name, place, cell)
             for name, path in zip(self.names, self.paths, strict=True)
-            for place, cell in self._file(path)
+            for place, cell in self._file(path, report)
         )
         for number, (name, place, cell) in enumerate(islice(cells, self.limit)):
-            text, id_, label, problem = cell
+            text, id_, label, kept, problem = cell
             if problem is None and text is not None and not isinstance(text, str):
                 text, problem = repr(text), f"the text must be a string; got {type(text).__name__}"
             yield Row(
@@ -74,27 +95,25 @@ class Source:
                 text or "",
                 label,
                 problem,
+                kept,
             )
 
-    def _file(self, path: str) -> Iterator[tuple[int, "Cell"]]:
+    def _file(self, path: str, report: Report) -> Iterator[tuple[int, Cell]]:
+        import pyarrow as pa
+
         kind = kind_of(path)
         try:
             with unpacked(path) as file:
-                yield from enumerate(READERS[kind](self, path, file))
+                yield from enumerate(READERS[kind](self, path, file, report))
         except FileError:
             raise
-        except (
-            OSError,
-            EOFError,
-            ValueError,
-            csv.Error,
-        ) as error:  # pyarrow's errors are among them
+        except (OSError, EOFError, ValueError, csv.Error, pa.ArrowException) as error:
             raise FileError(
                 f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
             ) from error
 
-    def columns(self, path: str, found: Sequence[str]) -> tuple[str, str | None, str | None]:
-        """The columns of text, id and label, if the file has them."""
+    def columns(self, path: str, found: Sequence[str], report: Report) -> list[str | None]:
+        """The columns of text, id and label, then those that are kept, if the file has them."""
         text = self.text or next(
             (name for name in TEXT_COLUMNS if name in found), found[0] if len(found) == 1 else None
         )
@@ -103,100 +122,209 @@ class Source:
             raise FileError(
                 f"{path}: which column holds the texts? {known}: name it by text_column"
             )
-        for option, name in {
-            "text_column": text,
-            "id_column": self.id,
-            "label_column": self.label,
-        }.items():
+        wanted = [("text_column", text), ("id_column", self.id), ("label_column", self.label)]
+        wanted += [("keep", name) for name in self.keep]
+        for option, name in wanted:
             if name is not None and name not in found:
                 raise FileError(f"{path} has no column {name!r} ({option}); {known}")
-        return text, self.id, self.label
+            if name is not None and found.count(name) > 1:
+                raise FileError(
+                    f"{path} has {found.count(name)} columns {name!r} ({option}):"
+                    " rename all but one"
+                )
+        for name in dict.fromkeys(name for name in found if found.count(name) > 1):
+            report(f"{path} has {found.count(name)} columns {name!r}; none of them is used")
+        return [name for _, name in wanted]
 
 
-Cell = tuple[
-    Any, str | None, str | None, str | None
-]  # text, id, label, and what is wrong with them
+def read_delimited(source: Source, path: str, file: Any, report: Report) -> Iterator[Cell]:
+    """A table with a header; in .tsv files a quote is a character like any other.
 
-
-def read_delimited(source: Source, path: str, file: Any) -> Iterator[Cell]:
-    """A table with a header; in .tsv files a quote is a character like any other."""
+    A quote that is never closed would take the rest of the file into one cell. csv's strict mode
+    sees it at the end of the file, or where the next quote comes and no comma after it. If that is
+    in the line where the row began, no other row is concerned; else the file is refused.
+    """
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     before = csv.field_size_limit(LONGEST_CELL)
+    latest = ""
+
+    def watched() -> Iterator[str]:
+        nonlocal latest
+        for line in utf8_lines(path, text):
+            latest = line
+            yield line
+
     try:
         lines = (
-            csv.reader(text)
+            csv.reader(watched(), strict=True)
             if kind_of(path) == ".csv"
-            else csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+            else csv.reader(watched(), delimiter="\t", quoting=csv.QUOTE_NONE)
         )
-        header = [name.strip() for name in next(lines, [])]
-        places = [
-            None if name is None else header.index(name) for name in source.columns(path, header)
-        ]
-        for cells in lines:
-            if not cells and len(header) > 1:
+        header: list[str] | None = None
+        places: list[int | None] = []
+        while True:
+            began = lines.line_num + 1
+            try:
+                cells = next(lines)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                if header is None or lines.line_num > began or "end of data" in str(error):
+                    raise FileError(
+                        f"{path}, line {began}: a quote that is opened in the row that begins here"
+                        f" is not closed, or closed within a cell ({error}); double the quotes"
+                        " within a cell, or save the file as .tsv without any"
+                    ) from error
+                yield Cell(latest.rstrip("\r\n"), problem=f"line {began} is no CSV: {error}")
+                continue
+            if header is None:
+                header = [name.strip() for name in cells]
+                places = [
+                    None if name is None else header.index(name)
+                    for name in source.columns(path, header, report)
+                ]
+            elif not cells and len(header) > 1:
                 continue  # a blank line; with one column it is an empty text
-            if len(cells) != len(header) and cells:
-                yield (
+            elif len(cells) != len(header) and cells:
+                yield Cell(
                     "\t".join(cells),
-                    None,
-                    None,
-                    f"{len(header)} columns are needed, as in the header; got {len(cells)}",
+                    problem=f"{len(header)} columns are needed, as in the header; got {len(cells)}",
                 )
             else:
                 found = [None if place is None or not cells else cells[place] for place in places]
-                yield found[0], clean(found[1]), clean(found[2]), None
+                yield cell_of(found)
+        if header is None:
+            source.columns(path, [], report)
     finally:
         csv.field_size_limit(before)
 
 
-def read_json_lines(source: Source, path: str, file: Any) -> Iterator[Cell]:
-    """One JSON object a line; blank lines are no rows."""
-    columns: tuple[str, str | None, str | None] | None = None
-    for line in io.BufferedReader(file):
+def utf8_lines(path: str, text: Iterable[str]) -> Iterator[str]:
+    """The lines of a table, unless it is UTF-16.
+
+    That has a NUL beside each ASCII character: in the header or, where that has none, beside the
+    end of its line, which leaves a NUL before the next. In the rows below, a NUL may be data.
+    """
+    lines = iter(text)
+    ahead = list(islice(lines, 2))
+    header, second = (*ahead, "", "")[:2]
+    cut = second.startswith("\0") and not header.strip().isprintable()
+    if header.startswith(UTF16) or "\0" in header or cut:
+        raise FileError(f"{path} is not UTF-8 but, it seems, UTF-16: save it as UTF-8")
+    return chain(ahead, lines)
+
+
+def read_json_lines(source: Source, path: str, file: Any, report: Report) -> Iterator[Cell]:
+    """One JSON object per line; blank lines are no rows.
+
+    Not every line need have every key: the columns are those of the first READ_ROWS rows together.
+    """
+    lines = parsed_lines(path, file)
+    columns: list[str | None] = []
+    while ahead := list(islice(lines, READ_ROWS)):
+        objects = [found for _, _, found in ahead if isinstance(found, dict)]
+        if not columns and objects:
+            names = list(dict.fromkeys(name for found in objects for name in found))
+            columns = source.columns(path, names, report)
+        for number, written, found in ahead:
+            if isinstance(found, str):
+                yield Cell(written, problem=found)
+                continue
+            other = next((name for name in TEXT_COLUMNS if name in found), None)
+            if source.text is None and other and columns[0] not in TEXT_COLUMNS:
+                raise FileError(
+                    f"{path}, line {number}: here is a column {other!r}, and the texts were taken"
+                    f" from {columns[0]!r}, the only column before: name it by text_column"
+                )
+            if columns[0] not in found:
+                yield Cell(written, problem=f"this line has no {columns[0]!r}")
+            else:
+                yield cell_of([None if name is None else found.get(name) for name in columns])
+
+
+def parsed_lines(path: str, file: Any) -> Iterator[tuple[int, str, dict[str, Any] | str]]:
+    """Of each line that is not blank: number, content, and the object; or why there is none."""
+    for number, line in enumerate(io.BufferedReader(file), start=1):
+        if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]):
+            raise FileError(f"{path} is not UTF-8 but, it seems, UTF-16: save it as UTF-8")
         written = line.decode("utf-8", "surrogateescape").removeprefix("\ufeff").strip()
         if not written:
             continue
+        found: Any
         try:
-            found = json.loads(written)
+            found = json.loads(written, object_pairs_hook=unrepeated)
+        except FileError as error:
+            found = str(error)
         except (ValueError, RecursionError) as error:
-            yield written, None, None, f"this line is no JSON: {error}"
-            continue
-        if not isinstance(found, dict):
-            yield written, None, None, f"a line must be a JSON object; got {type(found).__name__}"
-            continue
-        if columns is None:
-            columns = source.columns(path, list(found))
-        text, id_, label = (None if name is None else found.get(name) for name in columns)
-        problem = None if columns[0] in found else f"this line has no {columns[0]!r}"
-        yield written if problem else text, clean(id_), clean(label), problem
+            found = f"this line is no JSON: {error}"
+        else:
+            if not isinstance(found, dict):
+                found = f"a line must be a JSON object; got {type(found).__name__}"
+        yield number, written, found
 
 
-def read_parquet(source: Source, path: str, file: Any) -> Iterator[Cell]:
+def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, unless a key stands in it twice: then nobody knows which of them is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FileError(f"the key {twice!r} stands twice in one JSON object")
+    return found
+
+
+def read_parquet(source: Source, path: str, file: Any, report: Report) -> Iterator[Cell]:
     """A Parquet file, a few rows at a time; strings come as bytes, since they need not be UTF-8."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(file)
-    columns = source.columns(path, table.schema_arrow.names)
+    columns = source.columns(path, table.schema_arrow.names, report)
     wanted = list(dict.fromkeys(name for name in columns if name is not None))
     for batch in table.iter_batches(batch_size=READ_ROWS, columns=wanted):
-        cells: dict[str | None, list[Any]] = {None: [None] * len(batch)}
-        for name in wanted:
-            column = batch.column(name)
-            column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-            kind = column.type
-            if (
-                pa.types.is_string(kind)
-                or pa.types.is_large_string(kind)
-                or pa.types.is_string_view(kind)
-            ):
-                column = column.cast(pa.large_binary())
-            cells[name] = [
-                each.decode("utf-8", "surrogateescape") if isinstance(each, bytes) else each
-                for each in column.to_pylist()
-            ]
-        for text, id_, label in zip(*(cells[name] for name in columns), strict=True):
-            yield text, clean(id_), clean(label), None
+        cells: dict[str | None, list[Any]] = {name: values_of(batch, name) for name in wanted}
+        cells[None] = [None] * len(batch)
+        for found in zip(*(cells[name] for name in columns), strict=True):
+            wrong = next((each for each in found if isinstance(each, Unconvertible)), None)
+            yield cell_of(found) if wrong is None else Cell("", problem=wrong.reason)
+
+
+@dataclass(frozen=True)
+class Unconvertible:
+    """A value of a Parquet file that Python has no word for."""
+
+    reason: str
+
+
+def values_of(batch: Any, name: str) -> list[Any]:
+    """A column as Python's values, with an `Unconvertible` where there is none."""
+    import pyarrow as pa
+
+    column = batch.column(name)
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        column = column.cast(pa.large_binary())
+
+    def convert(value: Any) -> Any:
+        try:
+            return value.as_py()
+        except Exception as error:  # by its type: years beyond 9999, unknown time zones, no UTF-8
+            return Unconvertible(f"the value of {name!r} cannot be converted: {error}")
+
+    try:
+        values = column.to_pylist()
+    except Exception:  # of one value: which?
+        values = [convert(value) for value in column]
+    return [
+        each.decode("utf-8", "surrogateescape") if isinstance(each, bytes) else each
+        for each in values
+    ]
+
+
+def cell_of(found: Sequence[Any]) -> Cell:
+    """A row from the values of `Source.columns`."""
+    text, id_, label, *kept = found
+    return Cell(text, clean(id_), clean(label), tuple(map(clean, kept)))
 
 
 READERS = {

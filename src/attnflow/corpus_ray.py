@@ -247,7 +247,8 @@ def packed_rows(rows: list[Row]) -> bytes:
 
 def unpacked_rows(content: bytes) -> list[Row]:
     """What `packed_rows` was given."""
-    return [Row(*row) for row in json.loads(content.decode("utf-8", "surrogatepass"))]
+    found = json.loads(content.decode("utf-8", "surrogatepass"))
+    return [replace(Row(*row), kept=tuple(row[-1])) for row in found]  # JSON knows no tuples
 
 
 def results(data: Any) -> Iterator[tuple[int, Shard]]:
@@ -317,11 +318,11 @@ class Explainer:
             return {"index": index, "shard": None, "problem": problem}
         import ray
 
-        written = ray.get(
-            self.writer.write.remote(
-                index, pack(*compute_shard(self.model, self.job, unpacked_rows(rows)))
-            )
-        )
+        try:
+            packed = pack(*compute_shard(self.model, self.job, unpacked_rows(rows)))
+        except AttnFlowError as error:  # of a method; told here, since Ray would only try again
+            return {"index": index, "shard": None, "problem": str(error)}
+        written = ray.get(self.writer.write.remote(index, packed))
         if isinstance(written, str):
             return {"index": index, "shard": None, "problem": written}
         return {"index": index, "shard": json.dumps(asdict(written)), "problem": None}

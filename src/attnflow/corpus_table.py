@@ -18,7 +18,7 @@ from attnflow.evaluate import defined, markdown, spearman
 from attnflow.files import by_ending, write_csv
 from attnflow.generation import is_common
 from attnflow.graph import Floats, check_whole
-from attnflow.groups import join_subwords, list_numbers, list_words
+from attnflow.groups import list_numbers, word_groups
 
 if TYPE_CHECKING:
     import pyarrow
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DIGITS = 6  # of a score that is stored in float32; what follows is rounding, and breaks no tie
 RESAMPLES = 1000
 BATCH = 1024  # rows that are read together
+SHOWN = 20  # shards that are named
 HEADER = ["against", "method", "layer", "mean", "low", "high", "std", "examples", "undefined"]
 
 
@@ -61,25 +62,52 @@ def read_corpus(
 def stored(
     folder: Path, manifest: Manifest, columns: Sequence[str] | None = None
 ) -> "Iterator[pyarrow.RecordBatch]":
-    """The rows of all finished shards, a few at a time."""
+    """The rows of all finished shards, a few at a time, as the manifest says that they are."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    schema, layers = schema_of(manifest), manifest.options["layers"]
     for index in sorted(manifest.shards):
         path = shard_path(folder, index)
         try:
             with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(
+                check_columns(path, file.schema_arrow, schema)
+                for batch in file.iter_batches(
                     batch_size=BATCH, columns=None if columns is None else list(columns)
-                )
-        except (OSError, ValueError) as error:  # pyarrow's errors are among them
+                ):
+                    for name in set(layers) & set(batch.schema.names):
+                        check_layers(path, name, batch.column(name), layers[name])
+                    yield batch
+        except FileError:
+            raise
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise FileError(
                 f"cannot read {path}: {error}; run the same `corpus run` again, which mends it"
             ) from error
 
 
+def check_columns(path: Path, found: "pyarrow.Schema", expected: "pyarrow.Schema") -> None:
+    """Refuse a shard that holds something else than the manifest says."""
+    if not found.equals(expected):
+        raise FileError(
+            f"{path.name} has other columns than the manifest says: {', '.join(found.names)}"
+        )
+
+
+def check_layers(path: Path, name: str, found: "pyarrow.Array", layers: Sequence[int]) -> None:
+    """Refuse scores [layer, token] of more or fewer layers than the manifest says."""
+    import pyarrow.compute as pc
+
+    if set(pc.list_value_length(found).to_pylist()) - {len(layers)}:
+        raise FileError(
+            f"{path.name} has other layers of {name} than the {len(layers)} that the manifest says"
+        )
+
+
 def schema_of(manifest: Manifest) -> "pyarrow.Schema":
     """The columns of this corpus."""
-    return result_schema(manifest.options["methods"], manifest.options["importance"])
+    options = manifest.options
+    return result_schema(options["methods"], options["importance"], options["keep"])
 
 
 # ---- how far, and how whole -----------------------------------------------------------------------------------------------------
@@ -136,8 +164,9 @@ def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
     wrong = []
     missing = manifest.missing
     if missing:
+        shown = list_numbers(missing[:SHOWN]) + (" ..." if len(missing) > SHOWN else "")
         wrong.append(
-            f"not finished: {len(missing)} of {manifest.count} shards are missing ({list_numbers(missing)})"
+            f"not finished: {len(missing)} of {manifest.count} shards are missing ({shown})"
         )
     for index, shard in sorted(manifest.shards.items()):
         path = shard_path(place, index)
@@ -180,11 +209,10 @@ def rows_in(
         return [], [f"{path.name} is not what was written: its checksum differs"]
     try:
         with pq.ParquetFile(path) as file:
-            if not file.schema_arrow.equals(schema):
-                return [], [
-                    f"{path.name} has other columns than the manifest says: {', '.join(file.schema_arrow.names)}"
-                ]
+            check_columns(path, file.schema_arrow, schema)
             rows = file.read(columns=["row"]).column("row").to_pylist()
+    except FileError as error:
+        return [], [str(error)]
     except (OSError, ValueError) as error:
         return [], [f"{path.name} cannot be read: {error}"]
     return rows, [] if len(rows) == count else [
@@ -375,9 +403,12 @@ def top_words(
     min_count: int = 5,
     common: bool = False,
 ) -> list[tuple[str, float, int]]:
-    """The words with the highest mean token attention in the top layer stored: (word in lower case, mean, how often it occurs).
+    """The words with the highest mean token attention in the top layer stored.
 
-    Subwords are summed to words; special tokens are left out, and so are common words and punctuation unless common=True.
+    Gives (word in lower case, mean, how often it occurs). The tokens of a word are taken together
+    as `TokenAttention.by_word` does; flows to them do not add up, so by flow words are ranked only
+    where each is one token. Special tokens are left out, and so are common words and punctuation
+    unless common=True.
     """
     require_pyarrow()
     manifest = Manifest.read(folder)
@@ -389,17 +420,10 @@ def top_words(
     sums: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for batch in stored(Path(folder), manifest, ["tokens", "special", "words", method]):
-        for row in batch.to_pylist():
-            tokens, special, values = row["tokens"], row["special"], row[method][top]
-            for group in (
-                list_words(row["words"])
-                if row["words"] is not None
-                else ([place] for place in range(len(tokens)))
-            ):
-                word = join_subwords([tokens[place] for place in group]).lower()
-                if special[group[0]] or (not common and is_common(word)):
-                    continue
-                sums[word] += sum(values[place] for place in group)
+        for name, value in words_in(batch.to_pylist(), method, top):
+            word = name.lower()
+            if common or not is_common(word):
+                sums[word] += value
                 counts[word] += 1
     means = [
         (word, total / counts[word], counts[word])
@@ -407,3 +431,33 @@ def top_words(
         if counts[word] >= min_count
     ]
     return sorted(means, key=lambda each: (-each[1], each[0]))[:k]
+
+
+def words_in(rows: Sequence[dict[str, Any]], method: str, top: int) -> Iterator[tuple[str, float]]:
+    """The words of some rows and their values in one layer, without special tokens.
+
+    All rows are taken as one long text, with its words numbered through.
+    """
+    tokens: list[str] = []
+    words: list[int | None] = []
+    values: list[float] = []
+    shift = 0
+    for row in rows:
+        known = row["words"] or range(len(row["tokens"]))
+        for token, special, word, value in zip(
+            row["tokens"], row["special"], known, row[method][top], strict=True
+        ):
+            if not special:
+                tokens.append(token)
+                words.append(None if word is None else shift + word)
+                values.append(value)
+        shift += 1 + max((word for word in known if word is not None), default=-1)
+    groups = word_groups(tokens, words)
+    longest = max(groups, key=lambda group: len(group.positions), default=None)
+    if method == "flow" and longest is not None and len(longest.positions) > 1:
+        raise OptionError(
+            f"flows to the pieces of a word do not add up, and {longest.name!r} has"
+            f" {len(longest.positions)} pieces: rank words by rollout or raw"
+        )
+    for group in groups:
+        yield group.name, sum(values[place] for place in group.positions)
