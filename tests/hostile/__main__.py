@@ -11,12 +11,12 @@ from pathlib import Path
 
 # kind: (tries by default, all tries); each is a file of this folder
 KINDS = {
-    "graphs": (900, 3000),
-    "arrays": (500, 1000),
-    "models": (96, 300),
-    "commands": (168, 500),
-    "manifests": (80, 500),
-    "kills": (6, 60),
+    "graphs": (3000, 3000),
+    "arrays": (1000, 1000),
+    "models": (192, 300),
+    "commands": (336, 500),
+    "manifests": (200, 500),
+    "kills": (12, 60),
     "tokens": (40, 40),
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from attnflow import cli
+from attnflow.corpus_folder import LOCK
 from tests.families import build, word_tokenizer
 from tests.hostile.damage import damage_bytes
 from tests.hostile.tries import Result, describe, run_tries
@@ -97,9 +98,8 @@ def complaint(ended: Ended) -> str | None:
             where = text.index(hidden)
             return f"{hidden!r} on standard {name}: {text[max(0, where - 60) : where + 20]!r}"
     lines = [line for line in ended.err.splitlines() if not line.startswith("note: ")]
-    usage = ended.err.startswith(
-        "Usage: "
-    )  # of the parser: how the command is used, and what was wrong
+    # the parser's own errors: how the command is used, and what was wrong, in a frame
+    usage = ended.err.startswith(("Usage: ", "╭─ Error"))
     if ended.status == 2 and not usage and len(lines) != 1:
         return f"{len(lines)} lines on standard error: {squeeze(ended.err)!r}"
     if ended.status == 1 and len(lines) > 1 and not usage:
@@ -421,8 +421,9 @@ def shown(arguments: list[str]) -> str:
 
 
 def contents(here: Path) -> dict[Path, bytes]:
-    """All files of a folder, with their bytes."""
-    return {path: path.read_bytes() for path in sorted(here.rglob("*")) if path.is_file()}
+    """All files of a folder, with their bytes; the lock of a corpus, which is always empty, left out."""
+    files = (path for path in sorted(here.rglob("*")) if path.is_file())
+    return {path: path.read_bytes() for path in files if path.name != LOCK}
 
 
 def left_behind(here: Path, before: dict[Path, bytes], done: bool) -> str | None:

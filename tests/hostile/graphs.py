@@ -144,7 +144,8 @@ def check_capacities(draw: random.Random, rng: np.random.Generator, weights: Flo
     peer, lower_peer = Igraph(edges), Igraph(edges[:layer])
     for _ in range(PAIRS):
         source, target = draw.randrange(size), draw.randrange(size)
-        value, flow, cut = one_flow(edges, source, target)
+        group: Any = (target,)
+        value, flow, cut = one_flow(edges, source, group)
         values = {
             "flows_from (row)": flows_from(edges, np.array([source]), causal=causal)[0, target],
             "flows_from (layer)": whole[source, target],
@@ -190,8 +191,8 @@ class GroupOracle(Igraph):
 def check_groups(draw: random.Random, rng: np.random.Generator, weights: Floats) -> str | None:
     """`af.flow(groups=...)`: disjoint groups that may leave positions out."""
     graph = graph_of(draw, weights)
-    order = draw.sample(range(graph.size), k=graph.size)
-    ends = sorted(draw.choices(range(1, graph.size + 1), k=min(3, graph.size)))
+    order = draw.sample(graph.kept, k=len(graph.kept))
+    ends = sorted(draw.choices(range(1, len(order) + 1), k=min(3, len(order))))
     groups = [order[start:end] for start, end in zip([0, *ends], ends, strict=False) if start < end]
     ask: dict[str, Any] = {"groups": groups, "normalize": None}
     every = af.flow(graph, layers=range(1, graph.depth + 1), **ask)
@@ -200,7 +201,12 @@ def check_groups(draw: random.Random, rng: np.random.Generator, weights: Floats)
     for _ in range(PAIRS):
         source, group = draw.choice(graph.kept), draw.randrange(len(groups))
         row = af.flow(graph, layers=[layer], positions=[source], **ask)
-        values = {"row": row.at(source)[group], "all layers": every.at(source, layer)[group]}
+        target: Any = (0, groups[group])
+        values = {
+            "row": row.at(source)[group],
+            "all layers": every.at(source, layer)[group],
+            "max_flow": af.max_flow(graph, source=(layer, source), target=target).value,
+        }
         wrong = compare(values, peer.flow_to(source, group), 1.0, source, groups[group])
         if wrong:
             return wrong
