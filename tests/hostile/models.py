@@ -21,6 +21,7 @@ from tests.hostile.tries import Result, complain, refusal, run_tries
 FAMILIES = ["bert", "roberta", "distilbert", "electra", "modernbert"]
 FAMILIES += ["gpt2", "llama", "mistral", "gemma2", "t5", "bart"]
 TEXT = "the key to the cabinets is lost"
+WHOLE = "nothing"  # a damage that is none: the doors must be open
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 QUERY = re.compile(
@@ -58,6 +59,8 @@ def attempt(base: Path, draw: Draw, number: int, folder: Path) -> str | None:
         found = "the folder's own code ran"
     if found == "taken" and name in REFUSED:
         found = "it was loaded, and gave attention"
+    if found == "refused" and name == WHOLE:
+        found = "it was refused"
     return None if found in ("taken", "refused") else f"{family}, {name}: {found}"
 
 
@@ -284,7 +287,7 @@ REFUSED: dict[str, Damage] = {
 }
 # what may be loaded, if sound attention comes out
 DOUBTFUL: dict[str, Damage] = {
-    "nothing": lambda draw, place: None,
+    WHOLE: lambda draw, place: None,
     "bytes of the weights": change(WEIGHTS, damage_bytes),
     "head of the weights": change(WEIGHTS, lambda draw, content: damage_head(draw, content, 600)),
     "length of the head": change(WEIGHTS, lambda draw, content: draw.randbytes(8) + content[8:]),
