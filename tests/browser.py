@@ -1,4 +1,4 @@
-"""Chromium for pages with the network cut: whatever a page says, raises or asks for is noted as a complaint."""
+"""Chromium for pages, with the network cut: what a page says, raises or asks for is noted."""
 
 import os
 from collections.abc import Iterator

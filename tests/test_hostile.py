@@ -1,4 +1,4 @@
-"""Every kind of attack can fail: it reports what is broken on purpose, and what was broken is why."""
+"""Every kind of attack can fail: it reports what is broken on purpose."""
 
 import os
 import signal
@@ -79,7 +79,7 @@ BREAKS: list[tuple[str, Break, Sequence[int], str]] = [
     ("manifests", bare_manifests, [0], "KeyError"),
     ("kills", other_bytes, [4], "errors.parquet has other bytes"),
     pytest.param(
-        "tokens", tokens_as_markup, [0, 6], "a script of the token's ran", marks=pytest.mark.browser
+        "tokens", tokens_as_markup, [0, 6], "a script of the token", marks=pytest.mark.browser
     ),  # type: ignore[list-item]
 ]
 
@@ -128,7 +128,7 @@ def test_the_table_and_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hostile, "KINDS", {"arrays": (2, 3)})
-    monkeypatch.setattr("tests.hostile.arrays.run", lambda numbers, seed, folder: Result(3, ("a",)))
+    monkeypatch.setattr("tests.hostile.arrays.run", lambda *given: Result(3, ("a",)))
     assert hostile.main(["--full", "--seed", "5"]) == 1
     shown = capsys.readouterr().out.splitlines()
     assert shown[1].split()[:4] == ["arrays", "3", "2", "1"]

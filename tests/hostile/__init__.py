@@ -1,5 +1,6 @@
-"""Attacks on every door of attnflow, drawn from a seed, run within a time, and counted: what `make test-hostile` runs.
+"""Attacks on every door of attnflow: drawn from a seed, bounded in time, and counted.
 
-One file per kind of attack, each with `run(numbers, seed, folder) -> Result`. A try is named by its kind, seed and number alone, and can be
+`make test-hostile` runs them. One file per kind of attack, each with
+`run(numbers, seed, folder) -> Result`. A try follows from its kind, seed and number, and can be
 repeated alone: `python -m tests.hostile --only graphs --seed 0 --number 17`.
 """

@@ -1,4 +1,7 @@
-"""Run the attacks: `python -m tests.hostile [--full] [--only KIND] [--seed N] [--number N]`; exit status 1 if any try is bad."""
+"""Run the attacks: `python -m tests.hostile [--full] [--only KIND] [--seed N] [--number N]`.
+
+Prints a table, and a line for each bad try; exit status 1 if there is one.
+"""
 
 import argparse
 import os
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", choices=KINDS, help="one kind alone")
     parser.add_argument("--seed", type=int, default=0, help="what all tries are drawn from")
-    parser.add_argument("--number", type=int, help="one try of a kind alone, as a bad one is named")
+    parser.add_argument("--number", type=int, help="one try of a kind alone")
     asked = parser.parse_args(arguments)
     if asked.number is not None and asked.only is None:
         parser.error("--number is that of one kind's try: give --only too")

@@ -1,4 +1,7 @@
-"""Damaged arrays, at the doors `Attention`, `AttentionGraph` and `Attention.load`: an error of one line, or sound weights."""
+"""Damaged arrays, at the doors `Attention`, `AttentionGraph` and `Attention.load`.
+
+Each gives an error of one line, or sound weights.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,7 +23,7 @@ def run(numbers: Sequence[int], seed: int, folder: Path) -> Result:
     return run_tries(attempt, "arrays", numbers, seed, folder)
 
 
-# ---- damage ---------------------------------------------------------------------------------------------------------------------
+# ---- damage ------------------------------------------------------------------------------------
 
 
 def put(draw: Draw, weights: Floats, value: float) -> Floats:
@@ -111,7 +114,7 @@ FIELDS: dict[str, list[Any]] = {
 }
 
 
-# ---- doors ----------------------------------------------------------------------------------------------------------------------
+# ---- doors -------------------------------------------------------------------------------------
 
 
 def attempt(draw: Draw, number: int, folder: Path) -> str | None:
@@ -145,7 +148,7 @@ def read_attention(given: Any) -> af.Attention:
 
 
 def judge(door: Callable[[Any], Any], given: Any) -> str | None:
-    """Whether a door "refused" what is given, took it and gives sound weights (None), or what is bad."""
+    """Whether a door "refused" what is given or took it soundly (None); else what is bad."""
 
     def check() -> str | None:
         try:
@@ -158,7 +161,7 @@ def judge(door: Callable[[Any], Any], given: Any) -> str | None:
 
 
 def check_sound(result: af.Attention | af.AttentionGraph) -> str | None:
-    """Weights that came through a door: finite, not negative, rows summing to 1, and with a sound rollout."""
+    """What is bad about weights that came through a door, or about their rollout."""
     weights = np.asarray(result.weights, dtype=np.float64)
     if not np.isfinite(weights).all() or (weights < 0).any():
         return "weights are not finite, or negative"

@@ -1,4 +1,7 @@
-"""Command lines: exit status 0, or 1 or 2 with one line on standard error; no traceback, no control character, no half-written file."""
+"""Command lines: exit status 0, or 1 or 2 with one line on standard error.
+
+No traceback, no control character, no half-written file, whatever is typed.
+"""
 
 import json
 import os
@@ -18,11 +21,9 @@ import numpy as np
 
 from attnflow import cli
 from attnflow.corpus_folder import LOCK
-from tests.families import build, word_tokenizer
 from tests.hostile.damage import damage_bytes
 from tests.hostile.tries import Result, describe, run_tries
-from tests.oracles import attention
-from tests.test_corpus import sentences, write_csv
+from tests.hostile.typed import HERE, compose, make_material
 
 TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 LINE = 20_000  # characters: a line on standard error that is longer helps nobody
@@ -34,7 +35,7 @@ def run(numbers: Sequence[int], seed: int, folder: Path) -> Result:
     return run_tries(partial(attempt, base), "commands", numbers, seed, folder, seconds=60)
 
 
-# ---- one command ----------------------------------------------------------------------------------------------------------------
+# ---- one command -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Ended:
 
 
 def run_command(arguments: Sequence[str], folder: Path) -> Ended:
-    """The command line in this process, as a shell would start it, with all that reaches its standard output and error."""
+    """The command line in this process, with all that reaches its standard output and error."""
     saved = os.dup(1), os.dup(2)
     paths = folder / ".stdout", folder / ".stderr"
     before = sys.argv, sys.stdout, sys.stderr
@@ -123,282 +124,17 @@ def is_hidden(character: str) -> bool:
     )
 
 
-# ---- what is typed --------------------------------------------------------------------------------------------------------------
-
-
-def make_material(base: Path) -> Path:
-    """Files and models that commands are given: a folder that each try has a copy of, beside models that all share."""
-    (base / "here").mkdir(parents=True)
-    for name, family in (("encoder", "bert"), ("decoder", "llama")):
-        build(family).save_pretrained(base / name)
-        word_tokenizer().save_pretrained(base / name)
-    here, rng = base / "here", np.random.default_rng(0)
-    np.save(here / "good.npy", attention("peaky", 3, 5, rng))
-    np.save(here / "causal.npy", attention("causal", 3, 5, rng))
-    names = np.array(["a", "\x1b[31m", "\u202e", "\n", "\x9b2J"])
-    np.savez(here / "tokens.npz", weights=attention("flat", 2, 5, rng), tokens=names)
-    np.savez(here / "heads.npz", weights=attention("flat", 6, 5, rng).reshape(2, 3, 5, 5))
-    write_csv(here / "texts.csv", sentences(6))
-    (here / "labels.tsv").write_text("".join(f"{each}\tsingular\n" for each in sentences(4)))
-    (here / "rows.jsonl").write_text('{"text": "the key"}\n{"text": ""}\n{"id": 3}\n[]\n')
-    (here / "old.csv").write_text("old")
-    (here / "old.html").write_text("old")
-    (here / "a folder").mkdir()
-    (here / "a folder.csv").mkdir()
-    (here / "loop.csv").symlink_to("loop.csv")
-    (here / "loop.npz").symlink_to("loop.npz")
-    (here / "nowhere.csv").symlink_to("no folder/x.csv")
-    (here / "esc\x1b[31m.npy").write_bytes(b"no array")
-    (here / "two\nlines.npy").write_bytes(b"no array")
-    with open(os.fsencode(here) + b"/bytes\xff.npy", "wb") as file:
-        file.write((here / "good.npy").read_bytes())
-    return base
-
-
-CONTROL = "key \x1b[31m\x07 \u202e \x9b2J \u2028 lost"
-BYTES = os.fsdecode(b"key \xff\xfe lost")  # what is no UTF-8 comes from a shell like this
-NUMBERS = [
-    "-1",
-    "0",
-    "9" * 30,
-    "9" * 5000,
-    "-" + "9" * 5000,
-    "1.5",
-    "nan",
-    "",
-    "x",
-    "٣",
-    "²",
-    "1_0",
-    "0x1",
-]
-NUMBERS += [" 1", "1e3", "--", "\x1b[2J", BYTES, "999999"]
-FRACTIONS = [
-    "-1",
-    "1",
-    "1e400",
-    "nan",
-    "inf",
-    "-inf",
-    "",
-    "x",
-    "9" * 5000,
-    "1e-400",
-    "٣",
-    "0,5",
-    BYTES,
-]
-LISTS = [
-    "",
-    ",",
-    ",,",
-    "0,0",
-    "-1",
-    "x",
-    "0,x",
-    "9" * 5000,
-    "0 " * 5000,
-    "raw,raw",
-    "rolout",
-    CONTROL,
-    BYTES,
-]
-TEXTS = [
-    "",
-    " ",
-    "\n",
-    CONTROL,
-    BYTES,
-    "key " * 5000,
-    "x" * 100_000,
-    "-h",
-    "--",
-    "--out",
-    "🙂" * 50,
-    "שלום",
-]
-TEXTS += [
-    "[bold]key[/bold] [/red]",
-    "the 'key' \"to\" %s {} %(x)s",
-    "\ufeff",
-    "\u0301" * 50,
-    "NULL",
-    "=1+1",
-]
-READ = [
-    "missing.npz",
-    "a folder",
-    "loop.npz",
-    "nowhere.csv",
-    "",
-    ".",
-    "/",
-    "/dev/null",
-    "~",
-    "x" * 300 + ".npz",
-]
-READ += [
-    "esc\x1b[31m.npy",
-    "two\nlines.npy",
-    os.fsdecode(b"bytes\xff.npy"),
-    "damaged.npz",
-    "tokens.npz",
-    CONTROL,
-]
-READ += ["texts.csv", "http://localhost/x.npz", "a/" * 3000 + "x.npz", BYTES, "old.csv/x.npz"]
-WRITE = [
-    "a folder.csv",
-    "loop.csv",
-    "nowhere.csv",
-    "no folder/x.csv",
-    "x",
-    "",
-    ".",
-    "/",
-    "/dev/null",
-    "/dev/full",
-]
-WRITE += [
-    "x.docx",
-    "x" * 300 + ".csv",
-    "\x1b[31m.csv",
-    "two\nlines.csv",
-    os.fsdecode(b"bytes\xff.csv"),
-    "x.CSV",
-]
-WRITE += [
-    "old.csv/x.csv",
-    "~/x/y.csv",
-    ".csv",
-    "-.csv",
-    "a/" * 3000 + "x.csv",
-    BYTES,
-    "x.csv ",
-    "/proc/x.csv",
-]
-WRITE += ["loop.csv/x.html", "x.npz", "x.json", "x.html", "x.png"]
-NAMES = [
-    "",
-    "rolout",
-    "Rollout",
-    "raw,flow",
-    CONTROL,
-    BYTES,
-    "x" * 10_000,
-    "None",
-    "none",
-    "__class__",
-    "1",
-]
-MODELS = [
-    "",
-    "no-such-model",
-    "./no/such",
-    "/",
-    ".",
-    "a folder",
-    "texts.csv",
-    "../x",
-    "a/b/c",
-    CONTROL,
-    BYTES,
-]
-MODELS += ["x" * 10_000, "https://localhost/x", "~", "loop.csv", "-", "verb-number/", "VERB-NUMBER"]
-
-# what may stand in a place of a command line: first as it should be, then as it should not
-PLACES: dict[str, tuple[list[str], list[str]]] = {
-    "{file}": (["good.npy", "causal.npy", "heads.npz", "tokens.npz"], READ),
-    "{layer}": (["1", "2"], NUMBERS),
-    "{position}": (["0", "1"], NUMBERS),
-    "{bottom}": (["0"], NUMBERS),
-    "{heads}": (["mean"], [*NAMES, *NUMBERS]),
-    "{residual}": (["0.5", "0"], FRACTIONS),
-    "{without}": (["", "1"], LISTS),
-    "{normalize}": (["sum", "none", "receptive_field"], NAMES),
-    "{workers}": (["1", "2"], NUMBERS),
-    "{numbers}": (["x.csv", "x.json", "x.npz", "old.csv"], WRITE),
-    "{page}": (["x.csv", "x.json", "x.npz", "x.html", "old.html", "x.svg"], WRITE),
-    "{npz}": (["x.npz"], WRITE),
-    "{table}": (["x.md", "x.csv", "x.json"], WRITE),
-    "{text}": (["the key to the cabinets"], TEXTS),
-    "{model}": (["verb-number", "MATERIAL/encoder", "MATERIAL/decoder"], MODELS),
-    "{encoder}": (["MATERIAL/encoder"], MODELS),
-    "{decoder}": (["MATERIAL/decoder"], MODELS),
-    "{few}": (
-        ["1", "3"],
-        [each for each in NUMBERS if each != "999999"],
-    ),  # work that is asked for is done
-    "{method}": (["raw", "rollout", "flow"], NAMES),
-    "{target}": (["singular", "1"], [*NAMES, *NUMBERS]),
-    "{methods}": (["rollout", "raw,flow"], LISTS),
-    "{importance}": (["", "blank_out"], LISTS),
-    "{layers}": (["", "1,2"], LISTS),
-    "{texts}": (["texts.csv", "rows.jsonl"], READ),
-    "{labels}": (["labels.tsv", "texts.csv"], READ),
-    "{column}": (["text"], NAMES),
-    "{folder}": (["out"], [*WRITE, "a folder"]),
-    "{corpus}": (["MATERIAL/here", "out"], READ),
-    "{engine}": (["local"], NAMES),
-}
-COMMANDS = [
-    "raw {file} --layer {layer} --position {position} --heads {heads} --without {without} --out {numbers}",
-    "rollout {file} --layer {layer} --bottom {bottom} --residual {residual} --normalize {normalize}",
-    "rollout {file} --out {numbers}",
-    "flow {file} --layer {layer} --position {position} --bottom {bottom} --workers {workers}",
-    "flow {file} --heads {heads} --residual {residual} --without {without} --out {numbers}",
-    "explain {text} --layer {layer} --position {position}",
-    "explain {text} --model {model} --target {target}",
-    "explain {text} --residual {residual} --normalize {normalize} --out {page}",
-    "explain {text} --importance --words --truncation",
-    "capture {encoder} {text} --heads {heads} --out {npz}",
-    "capture {model} {text} --truncation --out {npz}",
-    "generate {decoder} {text} --max-new-tokens {few} --method {method} --layer {layer}",
-    "generate {decoder} {text} --max-new-tokens {few} --out {page}",
-    "generate {decoder} {text} --without {without} --normalize {normalize} --keep-common --max-new-tokens 2",
-    "corpus run {texts} --out {folder} --methods {methods} --layers {layers} --shard-rows {few}",
-    "corpus run {texts} --out {folder} --model {encoder} --position {position} --limit {few}",
-    "corpus run {texts} --out {folder} --text-column {column} --id-column {column} --importance {importance}",
-    "corpus run {texts} --out {folder} --engine {engine} --batch-tokens {few} --residual {residual}",
-    "corpus status {corpus}",
-    "corpus verify {corpus}",
-    "corpus top {corpus} --method {method} --k {few} --min-count {few}",
-    "corpus evaluate {corpus} --methods {methods} --out {table}",
-    "evaluate {model} {labels} --methods {methods} --layers {layers} --limit {few} --out {table}",
-    "train verb-number --data {texts} --out {folder} --steps {few}",
-    "train sentiment --base {encoder} --data {texts} --out {folder}",
-    "reproduce figure1 {text} --model {model} --out {page}",
-    "{method} {text}",
-    "{method} --{method} {text}",
-]
-
-
-def compose(draw: random.Random, number: int, base: Path) -> list[str]:
-    """The arguments of one try: a command as it should be, except for one or two places."""
-    words = COMMANDS[number % len(COMMANDS)].split()
-    places = [each for each in range(len(words)) if "{" in words[each]]
-    hostile = set(draw.sample(places, k=min(len(places), draw.choice([1, 1, 2]))))
-    for place in places:
-        name = words[place][words[place].index("{") :]
-        value = draw.choice(PLACES[name][place in hostile])
-        words[place] = words[place].replace(name, value.replace("MATERIAL", str(base)))
-    accident = draw.random()
-    if accident < 0.05:
-        del words[draw.randrange(1, len(words))]
-    elif accident < 0.1:
-        words.insert(
-            draw.randrange(1, len(words) + 1),
-            draw.choice(["--nonsense", CONTROL, BYTES, "--\x1b[2J", "--"]),
-        )
-    return words
+# ---- tries -------------------------------------------------------------------------------------
 
 
 def attempt(base: Path, draw: random.Random, number: int, folder: Path) -> str | None:
     """Type one command; what is bad about its end, or about the files that it left."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # as the command does for a process of its own, before transformers is there
-    here = folder / "here"
-    shutil.copytree(base / "here", here, symlinks=True)
+    # as the command does in a process of its own, before transformers is imported
+    logging.disable_progress_bar()
+    here = folder / HERE
+    shutil.copytree(base / HERE, here, symlinks=True)
     (here / "damaged.npz").write_bytes(damage_bytes(draw, (here / "heads.npz").read_bytes()))
     os.chdir(here)
     os.environ.update(COLUMNS="2000", HOME=str(folder))
@@ -421,13 +157,13 @@ def shown(arguments: list[str]) -> str:
 
 
 def contents(here: Path) -> dict[Path, bytes]:
-    """All files of a folder, with their bytes; the lock of a corpus, which is always empty, left out."""
+    """All files of a folder with their bytes, except for a corpus's lock, which is empty."""
     files = (path for path in sorted(here.rglob("*")) if path.is_file())
     return {path: path.read_bytes() for path in files if path.name != LOCK}
 
 
 def left_behind(here: Path, before: dict[Path, bytes], done: bool) -> str | None:
-    """A file that is half-written, changed by a command that failed, or not what its ending says."""
+    """A file that is half-written, written by a command that failed, or not what it should be."""
     after = contents(here)
     for path, content in after.items():
         if path.name.startswith(".attnflow-"):

@@ -1,4 +1,4 @@
-"""Damage to files: bytes that are lost or changed, and JSON whose values are of every wrong kind."""
+"""Damage to files: bytes lost or changed, and JSON with values of every wrong kind."""
 
 import json
 import random
@@ -44,7 +44,10 @@ def damage_head(draw: random.Random, content: bytes, head: int) -> bytes:
 
 
 def damage_json(draw: random.Random, value: Any, keys: list[str] | None = None) -> Any:
-    """A value like this one, with one to three of its parts odd, missing or elsewhere. keys: of the top level, to choose from."""
+    """A value like this one, with one to three of its parts odd, missing or elsewhere.
+
+    keys: those of the top level that may be damaged; all if None.
+    """
     value = json.loads(json.dumps(value))
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         parent, key = draw.choice(places_of(value, keys))

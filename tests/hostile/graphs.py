@@ -1,10 +1,12 @@
-"""Generated graphs: flows of a row, a layer, all layers and groups against igraph, and the certificate of a maximum flow.
+"""Generated graphs: flows against igraph, and the certificates of maximum flows.
 
-A third are attention with its residual, a third have any capacities that are not negative, a third ask for flows to groups of positions.
+A third are attention with its residual: flows of a row, a layer and all layers. A third have any
+capacities that are not negative. A third ask for flows to groups of positions.
 """
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +39,15 @@ def attempt(draw: random.Random, number: int, folder: Path) -> str | None:
     weights = np.concatenate([attention(kind, 1, size, rng) for kind in kinds])
     check = (check_methods, check_capacities, check_groups)[number % 3]
     found = complain(lambda: check(draw, rng, weights))
-    what = f"{check.__name__.removeprefix('check_')}, {depth} x {size}, {', '.join(sorted(set(kinds)))}"
-    return found and f"{what}: {found}"
+    what = check.__name__.removeprefix("check_")
+    return found and f"{what}, {depth} x {size}, {', '.join(sorted(set(kinds)))}: {found}"
 
 
-# ---- attention ------------------------------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------
 
 
 def graph_of(draw: random.Random, weights: Floats) -> af.AttentionGraph:
-    """A graph as users make it: with a residual, sometimes without some positions, sometimes cut off by a window."""
+    """A graph as users make it: with a residual, sometimes with a window, or without positions."""
     size = weights.shape[1]
     gone = draw.sample(range(size), k=draw.randrange(size)) if draw.random() < 0.2 else []
     full = af.Attention(weights, window=size if draw.random() < 0.2 else None)
@@ -57,7 +59,8 @@ def check_methods(draw: random.Random, rng: np.random.Generator, weights: Floats
     graph = graph_of(draw, weights)
     layer = draw.randint(1, graph.depth)
     bottom = draw.randrange(layer)
-    every = af.flow(graph, layers=range(bottom + 1, graph.depth + 1), bottom=bottom, normalize=None)
+    layers = range(bottom + 1, graph.depth + 1)
+    every = af.flow(graph, layers=layers, bottom=bottom, normalize=None)
     whole = af.flow(graph, layers=[layer], bottom=bottom, normalize=None)
     edges = graph.edges[bottom:layer]
     peer = Igraph(edges)
@@ -82,7 +85,7 @@ def check_methods(draw: random.Random, rng: np.random.Generator, weights: Floats
 def replace_cut(
     best: af.MaxFlow, cut: tuple[tuple[int, int, int], ...], scale: float = 1.0
 ) -> af.MaxFlow:
-    """The same flow with its cut numbered from the first layer on, and all capacities divided by `scale`."""
+    """The same flow with its cut numbered from the first layer on, and divided by `scale`."""
     return af.MaxFlow(
         best.value / scale,
         best.source,
@@ -100,15 +103,18 @@ def compare(
     """The first value that is not the expected one."""
     for name, value in values.items():
         if not abs(value - expected) <= CLOSE * scale:
-            return f"{name} from {source} to {target} is {float(value)!r}, igraph says {expected!r} (largest capacity {scale:g})"
+            return (
+                f"{name} from {source} to {target} is {float(value)!r}, igraph says {expected!r}"
+                f" (largest capacity {scale:g})"
+            )
     return None
 
 
-# ---- any capacities -------------------------------------------------------------------------------------------------------------
+# ---- any capacities ----------------------------------------------------------------------------
 
 
 def capacities_of(draw: random.Random, rng: np.random.Generator, weights: Floats) -> Floats:
-    """Capacities [layer, query, key] that are not attention: rows of any sum, whole numbers, tiny and huge ones, zeros."""
+    """Capacities [layer, query, key] that are not attention: of any sum and scale, and zeros."""
     depth, size, _ = weights.shape
     change = draw.choice(
         ["rows", "whole", "layers", "scale", "tiny", "zeros", "nothing", "columns"]
@@ -167,11 +173,11 @@ def check_capacities(draw: random.Random, rng: np.random.Generator, weights: Flo
     return None
 
 
-# ---- groups ---------------------------------------------------------------------------------------------------------------------
+# ---- groups ------------------------------------------------------------------------------------
 
 
 class GroupOracle(Igraph):
-    """igraph on the graph with one more node for each group, which all flow to its positions goes on to."""
+    """igraph on the graph with one more node per group, into which its positions drain."""
 
     def __init__(self, edges: Floats, groups: list[list[int]]) -> None:
         super().__init__(edges)
@@ -193,7 +199,7 @@ def check_groups(draw: random.Random, rng: np.random.Generator, weights: Floats)
     graph = graph_of(draw, weights)
     order = draw.sample(graph.kept, k=len(graph.kept))
     ends = sorted(draw.choices(range(1, len(order) + 1), k=min(3, len(order))))
-    groups = [order[start:end] for start, end in zip([0, *ends], ends, strict=False) if start < end]
+    groups = [order[start:end] for start, end in pairwise([0, *ends]) if start < end]
     ask: dict[str, Any] = {"groups": groups, "normalize": None}
     every = af.flow(graph, layers=range(1, graph.depth + 1), **ask)
     layer = draw.randint(1, graph.depth)

@@ -1,5 +1,6 @@
-"""SIGKILL to corpus runs at any moment: what is resumed equals, byte by byte, what was never disturbed, and no process is left.
+"""SIGKILL to corpus runs at any moment.
 
+What is resumed equals, byte by byte, what was never disturbed, and no process is left.
 Two thirds of the kills fall after the first shard, and half of them on runs with two workers.
 """
 

@@ -1,6 +1,6 @@
-"""Damaged model folders, at the doors `af.load` and `af.capture`: an error of one line, or sound attention.
+"""Damaged model folders, at the doors `af.load` and `af.capture`.
 
-No folder's own code runs, whatever its files say.
+Each gives an error of one line, or sound attention; no folder's own code runs.
 """
 
 import json
@@ -73,7 +73,7 @@ def judge(place: Path) -> str:
     return check_sound(found) or "taken"
 
 
-# ---- damage to weights ----------------------------------------------------------------------------------------------------------
+# ---- damage to weights -------------------------------------------------------------------------
 
 
 def change(file: str, damage: Callable[[Draw, bytes], bytes]) -> Damage:
@@ -115,7 +115,7 @@ def cast(draw: Draw, tensors: dict[str, Any], name: str) -> None:
 
 
 def split(draw: Draw, place: Path) -> None:
-    """Weights in several files, by an index that names files that are missing, elsewhere or no files."""
+    """Weights in several files, by an index that names what is missing, elsewhere or no file."""
     (place / WEIGHTS).rename(place / "model-00001-of-00002.safetensors")
     file = draw.choice(
         ["model-00002-of-00002.safetensors", "../../outside.safetensors", "", "..", None, 3]
@@ -124,7 +124,7 @@ def split(draw: Draw, place: Path) -> None:
     (place / f"{WEIGHTS}.index.json").write_bytes(dump(index))
 
 
-# ---- damage to JSON -------------------------------------------------------------------------------------------------------------
+# ---- damage to JSON ----------------------------------------------------------------------------
 
 
 def change_json(file: str, damage: Callable[[Draw, Any], Any]) -> Damage:
@@ -186,20 +186,21 @@ def change_name(draw: Draw, config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **draw.choice(changes)}
 
 
-# ---- code in a folder -----------------------------------------------------------------------------------------------------------
+# ---- code in a folder --------------------------------------------------------------------------
 
 PROGRAM = """
 from pathlib import Path
 Path({marker!r}).touch()
-from transformers import AutoConfig, BertConfig as Config, BertModel as Model, PreTrainedTokenizerFast as Tokenizer
+from transformers import BertConfig as Config, BertModel as Model
+from transformers import PreTrainedTokenizerFast as Tokenizer
 """
-# classes that load a model by its configuration; those for a task that a model is not made for look for code first
+# classes that load a model by its configuration, and look for code first where they know none
 AUTO = ["AutoModelForVideoClassification", "AutoModelForImageTextToText", "AutoModelForCTC"]
 AUTO += ["AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification", "AutoBackbone"]
 
 
 def add_code(draw: Draw, place: Path, named: str) -> None:
-    """A Python file that leaves a mark when it runs, and the entries of a folder that may name it."""
+    """A Python file that leaves a mark when it runs, and the entries that may name it."""
     marker = str(place.parent / "ran")
     for module in ("evil", "custom_generate/generate"):
         (place / module).parent.mkdir(exist_ok=True)

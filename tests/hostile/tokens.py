@@ -1,4 +1,4 @@
-"""Tokens of attack in pages, opened in Chromium with the network cut: they are text, whatever they say, and run nothing."""
+"""Tokens of attack in pages, opened in Chromium without network: they are text, and run nothing."""
 
 import warnings
 from collections import Counter
@@ -63,18 +63,19 @@ ATTACKS: list[str | tuple[str, str]] = [
     ("\0\x1b[31m<b>\x7f\ud800", "␀␛[31m<b>␡\ufffd"),
     f"<b>{'x' * 20_000}</b>",
 ]
-# what is read from a page: the first strip's tokens; how many elements have handlers; elements by their names
+# read from a page: the first strip's tokens; elements with handlers; the elements' names
 STRIP = "[...document.querySelectorAll('.strip')[0].children].map(e => [e.textContent, e.title])"
 HANDLERS = (
     "[...document.querySelectorAll('*')].filter("
-    "e => [...e.attributes].some(a => /^on|^srcdoc$/.test(a.name) || /^\\s*javascript:/i.test(a.value) && a.name !== 'title')"
+    "e => [...e.attributes].some(a => /^on|^srcdoc$/.test(a.name)"
+    " || /^\\s*javascript:/i.test(a.value) && a.name !== 'title')"
     ").length"
 )
 NAMES = "[...document.querySelectorAll('*')].map(e => e.tagName)"
 
 
 def run(numbers: Sequence[int], seed: int, folder: Path) -> Result:
-    """Try these tokens, each in a page of an explanation and in a page of a generation; one browser per core."""
+    """Try these tokens, each in two pages, of an explanation and of a generation."""
     results = make_results()
     shares = [numbers[start::CORES] for start in range(min(CORES, len(numbers)))]
     with ProcessPoolExecutor(CORES, mp_context=FORK) as pool:
@@ -91,7 +92,7 @@ def open_pages(
     bad = []
     with launch() as browser:
         visitor = Visitor(browser, folder)
-        plain = {kind: walk(visitor.visit(PAGES[kind](result))) for kind, result in results.items()}
+        plain = {kind: walk(visitor.visit(PAGES[kind](results[kind]))) for kind in results}
         for number in numbers:
             found = None
             for kind, result in results.items():

@@ -1,4 +1,8 @@
-"""What all kinds share: a try is drawn from its kind, seed and number, and runs in a process that may crash, hang or fill the memory."""
+"""What all kinds share.
+
+A try is drawn from its kind, seed and number, and runs in a process that may crash, hang or fill
+the memory.
+"""
 
 import io
 import multiprocessing
@@ -21,7 +25,7 @@ from typing import Any
 import attnflow as af
 
 CORES = 2
-MEMORY = 8 * 2**30  # bytes of address space for one process: a try that wants more gets MemoryError
+MEMORY = 8 * 2**30  # bytes of address space for one process, beyond which is MemoryError
 FORK = multiprocessing.get_context("fork")  # torch and the compiled kernels come along
 
 Attempt = Callable[[random.Random, int, Path], str | None]  # what was bad, if anything
@@ -55,7 +59,7 @@ def run_tries(
     seconds: float = 30.0,
     memory: int | None = MEMORY,
 ) -> Result:
-    """Every try on both cores, each within its time, in forks of this process that are replaced when they crash or hang."""
+    """Every try on both cores, in forks that are replaced when they crash or take too long."""
     compile_kernels()
     todo = list(reversed(numbers))
     bad: dict[int, str] = {}
@@ -108,7 +112,7 @@ class Worker:
             self.connection.send(number)
 
     def answer(self, pause: float) -> str | None:
-        """What was bad about the try, "" if nothing; None if it is still at work after `pause` seconds."""
+        """What was bad about the try, "" if nothing; None if it is still at work after a pause."""
         if wait([self.connection], pause):
             try:
                 return str(self.connection.recv())
@@ -134,7 +138,8 @@ class Worker:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
-        sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
         while True:
             try:
                 number = connection.recv()
@@ -172,7 +177,8 @@ def describe(error: BaseException) -> str:
     """An error in one line, with the places where it was raised: in attnflow, and below."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/src/attnflow/" in frame.filename]
-    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in (*ours[-1:], *frames[-1:])]
+    shown = (*ours[-1:], *frames[-1:])
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in shown]
     line = frames[-1].line if frames else ""
     message = " ".join(str(error).split())
     return (
