@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-real test-ray test-page test-wheel bench docs-figures clean
+.PHONY: help demo test test-real test-ray test-page test-hostile test-wheel bench docs-figures clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
@@ -25,7 +25,10 @@ test-ray: .venv/installed-dev .venv/installed-ray  ## corpora on Ray: a cluster 
 # Debian's chromium, or another one: make test-page CHROMIUM=/path/to/it; these tests do not skip
 CHROMIUM ?= /usr/bin/chromium
 test-page: .venv/installed-browser  ## the interactive page in a real browser
-	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_page.py
+	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_page.py tests/test_hostile.py
+
+test-hostile: .venv/installed-browser  ## attacks on every door, counted; all of them with FULL=1
+	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m tests.hostile $(if $(FULL),--full) $(if $(SEED),--seed $(SEED))
 
 test-wheel:  ## build the wheel, install it in a new environment, and explain a sentence there
 	bash tests/wheel.sh $(PYTHON)

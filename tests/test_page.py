@@ -17,6 +17,7 @@ import pytest
 import attnflow as af
 from attnflow import page as page_module
 from attnflow.page import explanation_page, framed, generation_page
+from tests.browser import CHROMIUM, Visitor, launch
 from tests.families import build, word_tokenizer
 from tests.oracles import Floats
 
@@ -25,15 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::attnflow.SaturationWarning")]
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
-ARGUMENTS += ["--disable-component-update", "--disable-sync"]
 CLOSE = 1e-3
 TEXT = "the key to the cabinets of the old house"
 IMAGE = "</script><img src=x onerror=alert(1)>"
@@ -119,52 +111,17 @@ def browser() -> Iterator["Browser"]:
         pytest.importorskip("playwright")
         if not Path(CHROMIUM).exists():
             pytest.skip(f"no browser at {CHROMIUM}; set CHROMIUM")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with launch() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture
 def visit(browser: "Browser", tmp_path: Path) -> Iterator[Open]:
     """Open a page with the network cut; anything on the console, any error, dialog or request fails the test."""
-    complaints: list[str] = []
-    contexts = []
-
-    def visit(html: str, *, width: int = 1100, scheme: Any = "light") -> "Page":
-        context = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
-        )
-        contexts.append(context)
-        address = (tmp_path / f"page{len(contexts)}.html").as_uri()
-        (tmp_path / f"page{len(contexts)}.html").write_text(html, encoding="utf-8")
-
-        def only_itself(route: Any) -> None:
-            if route.request.url.split("#")[0] == address:
-                route.continue_()
-            else:
-                complaints.append(f"request: {route.request.url}")
-                route.abort()
-
-        def refuse(dialog: Any) -> None:
-            complaints.append(f"dialog: {dialog.message}")
-            dialog.dismiss()
-
-        context.route("**/*", only_itself)
-        tab = context.new_page()
-        tab.on("console", lambda message: complaints.append(f"console: {message.text}"))
-        tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        tab.on("dialog", refuse)
-        tab.goto(address)
-        if "<iframe" not in html:
-            tab.wait_for_selector("body[data-ready]")
-        return tab
-
-    yield visit
-    for context in contexts:
-        context.close()
+    visitor = Visitor(browser, tmp_path)
+    yield visitor.visit
+    complaints = visitor.complaints
+    visitor.close()
     assert complaints == []
 
 
