@@ -3,34 +3,43 @@
 import csv
 import gzip
 import io
+import json
+import math
 import os
+import secrets
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import IO
 
 from attnflow.errors import FileError
 
 Writer = Callable[[IO[bytes]], object]
 PICTURES = (".png", ".svg", ".pdf")
+BINARY = getattr(os, "O_BINARY", 0)  # Windows would write two characters for each line break
 
 
 def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
-    """Call `write` with a binary file beside `path`, then rename it to `path`; on any failure `path` stays as it was."""
+    """Call `write` with a binary file beside `path`, then rename it to `path`.
+
+    On any failure `path` stays as it was. A file that is overwritten keeps its permissions; a new
+    one follows the umask.
+    """
     beside = None
     try:
         target = writable(path)
-        with NamedTemporaryFile(dir=target.parent, prefix=".attnflow-", delete=False) as file:
-            beside = Path(file.name)
+        name = target.parent / f".attnflow-{secrets.token_hex(8)}"
+        # not by tempfile, whose files are private: so the system applies the umask, which no
+        # thread can read without setting it for all
+        with open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY, 0o666), "w+b") as file:
+            beside = name
+            if target.exists():
+                beside.chmod(stat.S_IMODE(target.stat().st_mode))
             write(file)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # or, after a power cut, an empty file may stand under the final name
-        umask = os.umask(0)
-        os.umask(umask)
-        beside.chmod(0o666 & ~umask)  # temporary files are private, the result is an ordinary file
+            # or, after a power cut, an empty file may stand under the final name
+            os.fsync(file.fileno())
         beside.replace(target)
     except (OSError, ValueError) as error:
         if isinstance(error, FileError):
@@ -42,6 +51,34 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
         if beside is not None:
             beside.unlink(missing_ok=True)
     return Path(path)
+
+
+def dump_json(content: object, *, separators: tuple[str, str] | None = None) -> str:
+    """JSON that every reader takes: numbers that are not finite are null.
+
+    content: dicts, lists, tuples, strings, numbers, None; numpy's scalars and arrays too.
+    separators: as `json.dumps` takes them.
+
+    >>> dump_json({"values": [0.5, float("nan")]})
+    '{"values": [0.5, null]}'
+    """
+    try:
+        return json.dumps(content, allow_nan=False, separators=separators)
+    except (ValueError, TypeError):
+        return json.dumps(clean_json(content), allow_nan=False, separators=separators)
+
+
+def clean_json(content: object) -> object:
+    """The same content in what JSON can say."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {clean_json(key): clean_json(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [clean_json(value) for value in content]
+    if hasattr(content, "tolist"):  # numpy's scalars and arrays, torch's tensors
+        return clean_json(content.tolist())
+    return content
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
@@ -68,7 +105,11 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 def writable(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written, links followed; or an error, before anything is computed."""
     try:
-        target = Path(path).resolve()
+        target = Path(
+            os.path.realpath(path)
+        )  # Path.resolve raises RuntimeError on a circle of links
+        if target.is_symlink():
+            raise FileError(f"cannot write {path}: its links lead in a circle")
         if target.is_dir():
             raise FileError(f"cannot write {path}: it is a folder; give the name of a file")
         if target.exists() and not target.is_file():
