@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from attnflow import corpus, corpus_table, lab
-from attnflow.errors import OptionError
+from attnflow.errors import OptionError, printable
 from attnflow.evaluate import markdown
 from attnflow.graph import RESIDUAL
 from attnflow.loading import BUNDLED
+from attnflow.terminal import print_markdown, say
 
 app = typer.Typer(
     help="Explain every text of a data set: a folder of Parquet files, whole after any crash.",
@@ -112,7 +113,7 @@ def run_command(
         label_column=label_column,
         methods=lab.listed(methods),
         layers=lab.layers_of(layers),
-        position=int(position) if position.isdecimal() else position,
+        position=lab.name_or_number(position, "--position"),
         normalize=None if normalize.lower() == "none" else normalize,
         residual=residual,
         importance=lab.listed(importance),
@@ -122,9 +123,9 @@ def run_command(
         engine=engine,
         address=address,
         shard_rows=shard_rows,
-        report=lambda note: typer.echo(f"note: {note}", err=True),
+        report=lambda note: say(f"note: {note}", err=True),
     )
-    typer.echo(
+    say(
         f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards; {manifest.errors:,} errors"
     )
 
@@ -132,7 +133,7 @@ def run_command(
 @app.command("status")
 def status_command(folder: Folder) -> None:
     """How far a run is: rows, shards, errors by reason, rate."""
-    typer.echo(str(corpus_table.corpus_status(folder)))
+    say(str(corpus_table.corpus_status(folder)))
 
 
 @app.command("verify")
@@ -140,11 +141,11 @@ def verify_command(folder: Folder) -> None:
     """Check every file of a folder: checksums, columns, counts, no row missing, none twice; exit status 1 if something is wrong."""
     wrong = corpus_table.verify_corpus(folder)
     for line in wrong:
-        typer.echo(line)
+        say(line)
     if wrong:
         raise typer.Exit(1)
     status = corpus_table.corpus_status(folder)
-    typer.echo(
+    say(
         f"{folder}: whole; {status.rows:,} rows, {sum(status.errors.values()):,} of them errors, in {status.shards:,} shards"
     )
 
@@ -199,5 +200,8 @@ def top_command(
             f"no word occurs {min_count} times in {folder}; give a smaller --min-count"
         )
     lab.note_unfinished(folder)
-    cells = [[word.replace("|", "\\|"), f"{mean:.4f}", f"{count:,}"] for word, mean, count in found]
-    lab.show("\n".join(markdown(["word", f"mean {method}", "count"], cells)))
+    cells = [
+        [printable(word).replace("|", "\\|"), f"{mean:.4f}", f"{count:,}"]
+        for word, mean, count in found
+    ]
+    print_markdown("\n".join(markdown(["word", f"mean {method}", "count"], cells)))

@@ -1,6 +1,7 @@
 """Writing files so that nothing is ever half-written: beside the final name first, then renamed."""
 
 import csv
+import errno
 import gzip
 import io
 import json
@@ -11,11 +12,12 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from attnflow.errors import FileError
 
 Writer = Callable[[IO[bytes]], object]
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has no pipes among its files
 PICTURES = (".png", ".svg", ".pdf")
 BINARY = getattr(os, "O_BINARY", 0)  # Windows would write two characters for each line break
 
@@ -85,7 +87,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """The lines of a text in UTF-8, compressed by gzip if its name ends in .gz, with their numbers from 1; blank ones are left out."""
     number = 0
     try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as file:
+        with open_input(path) as plain, unpacked(path, plain) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip():
@@ -100,6 +102,28 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         raise FileError(
             f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
         ) from error
+
+
+def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
+    """A file to read, which ends: a pipe that nobody writes to is empty, a device is refused."""
+
+    def open_now(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | NONBLOCK)
+        if NONBLOCK:
+            os.set_blocking(descriptor, True)
+        return descriptor
+
+    file = open(path, "rb", opener=open_now)  # noqa: SIM115
+    kind = os.fstat(file.fileno()).st_mode
+    if stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a device; give a file")
+    return file
+
+
+def unpacked(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
+    """What a file holds: it is compressed by gzip if its name ends in .gz."""
+    return cast(IO[bytes], gzip.open(file)) if str(path).endswith(".gz") else file
 
 
 def writable(path: str | os.PathLike[str]) -> Path:

@@ -188,6 +188,8 @@ class Model:
                 )
             if not value.strip():
                 raise OptionError(f"a text must not be empty; got {value!r}")
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                raise OptionError(f"a text must be Unicode, as UTF-8 can say it; got {value!r}")
             encoded = self.tokenizer(value, verbose=False)
             found = list(encoded["input_ids"])
         else:
