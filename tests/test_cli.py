@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow import cli
+from attnflow import cli, progress
 from tests.oracles import attention
 
 EXAMPLE = str(Path(__file__).parent / "data" / "example.npz")
@@ -556,7 +557,10 @@ BAD = [
     (["flow", EXAMPLE, "--heads", "median"], "unknown head fusion 'median'"),
     (["flow", EXAMPLE, "--heads", "12"], "from 0 to 11; got 12"),
     (["flow", EXAMPLE, "--heads", "-1"], "from 0 to 11; got -1"),
-    (["flow", "fused.npy", "--without", "x"], "--without must be positions like 0 or 0,7"),
+    (
+        ["flow", "fused.npy", "--without", "x"],
+        "--without takes whole numbers of at most 18 digits; got 'x'",
+    ),
     (["flow", "fused.npy", "--without", "9"], "without must be from 0 to 3; got 9"),
     (["flow", "fused.npy", "--without", "0", "--position", "0"], "position 0 was taken out"),
     (["flow", "fused.npy", "--normalize", "max"], "unknown normalize 'max'"),
@@ -568,7 +572,7 @@ BAD = [
     (["flow", "fused.npy", "--out", "nowhere/x.csv"], "does not exist"),
     (["flow", "fused.npy", "--out", "taken.csv"], "it is a folder"),
     (["flow", "fused.npy", "--out", "a" * 300 + ".csv"], "cannot write"),
-    (["flow", "fused.npy", "--heads", "9" * 5000], "fused over heads already"),
+    (["flow", "fused.npy", "--heads", "9" * 18], "fused over heads already"),
 ]
 
 
@@ -657,3 +661,265 @@ def test_an_interruption_stops_within_a_second(tmp_path: Path) -> None:
             took = time.monotonic() - asked
         assert process.returncode != 0
         assert took < 5, f"took {took:.1f} s"  # a second on a quiet machine
+
+
+# ---- what a terminal would obey -----------------------------------------------------------------
+
+WORD = "\x1b]0;x\x07\x1b[31m\x9b2J\u202e[link](http://x)[red]x[/red]"
+PAYLOAD = f"{WORD}\r"
+STYLE = re.compile(r"\x1b\[[0-9;]*m")  # all that a terminal is told by us
+DOORS = {
+    "a text": ["explain", f"{WORD}5 {PAYLOAD} key"],
+    "tokens and labels": ["explain", f"{WORD}5 {WORD}6", "--model", "classifier"],
+    "words": ["explain", f"{WORD}5 {WORD}6", "--model", "classifier", "--words", "--importance"],
+    "labels in an error": ["explain", f"{WORD}5", "--model", "classifier", "--target", "x"],
+    "a target": ["explain", "the key", "--target", PAYLOAD],
+    "a name of a model": ["explain", "the key", "--model", f"./{PAYLOAD}"],
+    "a broken model": ["explain", "the key", "--model", f"{WORD}.model"],
+    "a generated text": ["generate", "decoder", f"{WORD}5 {WORD}6", "--max-new-tokens", "3"],
+    "all of a generated text": [
+        *["generate", "decoder", f"{WORD}5 {WORD}6", "--max-new-tokens", "3", "--keep-common"]
+    ],
+    "tokens of a file": ["raw", "tokens.npz"],
+    "a file that is missing": ["flow", f"{PAYLOAD}.npz"],
+    "a file that is damaged": ["flow", f"{WORD}.npz"],
+    "an ending": ["flow", EXAMPLE, "--out", f"x.{PAYLOAD}"],
+    "a folder that is missing": ["flow", EXAMPLE, "--out", f"{PAYLOAD}/x.csv"],
+    "a file that is written": ["capture", "decoder", f"{WORD}5", "--out", f"{WORD}2.npz"],
+    "a number": ["explain", "the key", "--layer", PAYLOAD],
+    "positions": ["flow", EXAMPLE, "--without", PAYLOAD],
+    "an option": ["explain", "the key", f"--{PAYLOAD}", "1"],
+    "a command": [PAYLOAD],
+    "bytes that are no UTF-8": ["explain", "\udcff\udc9b31m", "--layer", "\udc9b"],
+    "a text that is no UTF-8": ["explain", "\udcff\udc9b31m", "--model", "classifier"],
+    "a method": ["evaluate", "verb-number", "texts.tsv", "--methods", PAYLOAD],
+    "a label of a row": ["evaluate", "classifier", "texts.tsv"],
+    "a corpus": [
+        *["corpus", "run", "texts.csv", "--out", f"{WORD}.corpus", "--model", "classifier"],
+        *["--methods", "raw", "--importance", "blank_out"],
+    ],
+    "the words of a corpus": [
+        *["corpus", "top", f"{WORD}.corpus", "--method", "raw", "--min-count", "1"]
+    ],
+    "the state of a corpus": ["corpus", "status", f"{WORD}.corpus"],
+    "a corpus that is whole": ["corpus", "verify", f"{WORD}.corpus"],
+    "the correlations of a corpus": ["corpus", "evaluate", f"{WORD}.corpus"],
+    "a corpus that is none": ["corpus", "status", PAYLOAD],
+    "a column": [
+        *["corpus", "run", "texts.csv", "--out", "other.corpus", "--text-column", PAYLOAD]
+    ],
+}
+FAILING = {  # the doors that are to end in one line
+    *["labels in an error", "a target", "a name of a model", "a broken model"],
+    *["a file that is missing", "a file that is damaged", "an ending", "a folder that is missing"],
+    *["a number", "positions", "an option", "a command", "bytes that are no UTF-8"],
+    *["a text that is no UTF-8", "a method", "a label of a row", "a corpus that is none"],
+    "a column",
+}
+SILENT = {"a number", "bytes that are no UTF-8", "the state of a corpus"}  # these name no value
+# every command in one process, for speed: each with files for standard output and standard error
+PROGRAM = """
+import json, os, sys, traceback
+from pathlib import Path
+from attnflow import cli
+doors, place = sys.argv[1:]
+for door, arguments in json.loads(Path(doors).read_text()).items():
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{place}/{door}.{name}", os.O_WRONLY | os.O_CREAT), number)
+    sys.argv, status = ["attnflow", *arguments], 0
+    try:
+        cli.main()
+    except SystemExit as ended:
+        status = ended.code or 0
+    except Exception:
+        status = traceback.print_exc() or 1
+    sys.stdout.flush()
+    Path(place, f"{door}.status").write_text(str(status))
+"""
+
+
+@pytest.fixture(scope="module", params=["pipe", "colour"])
+def opened_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each door wrote, in files named after the doors; in a pipe, and on a terminal with colour."""
+    from transformers import BertForSequenceClassification
+
+    from tests.families import FAMILIES, build, word_tokenizer
+
+    place = tmp_path_factory.mktemp("doors")
+    labels = {0: f"{PAYLOAD}none", 1: f"{PAYLOAD}some"}
+    config = FAMILIES["bert"][1]()
+    config.id2label, config.label2id = labels, {name: number for number, name in labels.items()}
+    for name, model in {
+        "classifier": BertForSequenceClassification(config).eval(),
+        "decoder": build("llama"),
+    }.items():
+        model.save_pretrained(place / name)
+        word_tokenizer().save_pretrained(place / name)
+        path = place / name / "tokenizer.json"
+        content = json.loads(path.read_text())
+        content["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+        vocabulary = dict(list(content["model"]["vocab"].items())[:5])  # the special tokens
+        rest = range(len(vocabulary), model.config.vocab_size)
+        content["model"]["vocab"] = {**vocabulary, **{f"{WORD}{each}": each for each in rest}}
+        path.write_text(json.dumps(content))
+    folder = place / f"{WORD}.model".replace("/", os.sep)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    tokens = [PAYLOAD, f"{WORD}\n", "\ud800", "\x7f", "\x85"]
+    af.Attention(np.full((1, 5, 5), 0.2), tokens=tokens).save(place / "tokens.npz")
+    for ending in (".npz", "2.npz", ".corpus"):
+        (place / f"{WORD}{ending}").parent.mkdir(parents=True, exist_ok=True)
+    (place / f"{WORD}.npz").write_text("no array")
+    (place / "texts.tsv").write_text(f"{WORD}5 {WORD}6\t{WORD}\n")
+    (place / "texts.csv").write_text(f'text\n{WORD}5 {WORD}6 {WORD}7\n"{PAYLOAD} {WORD}8"\n" "\n')
+    (place / "doors.json").write_text(json.dumps(DOORS))
+    colour = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, "doors.json", str(place)],
+        cwd=place,
+        env={**os.environ, "COLUMNS": "150", **(colour if request.param == "colour" else {})},
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=300,
+    )
+    return place
+
+
+@pytest.mark.parametrize("door", list(DOORS))
+def test_nothing_that_is_printed_commands_the_terminal(door: str, opened_doors: Path) -> None:
+    out, err = ((opened_doors / f"{door}.{name}").read_bytes().decode() for name in ("out", "err"))
+    shown = STYLE.sub("", out + err)
+    assert [each for each in shown if not each.isprintable() and each != "\n"] == []
+    assert "\x1b[31m" not in out + err
+    if door not in SILENT:
+        assert "\\x1b]0;x" in shown or "\\udc" in shown, "the payload is to be seen, escaped"
+    status = int((opened_doors / f"{door}.status").read_text())
+    assert status == (2 if door in FAILING else 0)
+    if door in FAILING:
+        assert err.startswith("attnflow: ")
+        assert err.count("\n") == 1
+
+
+def test_markup_in_data_stays_text(opened_doors: Path) -> None:
+    shown = STYLE.sub("", (opened_doors / "the words of a corpus.out").read_text())
+    assert "[link](http://x)[red]x[/red]5" in shown
+
+
+def test_the_title_of_a_progress_bar_is_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    with progress.progress_bar(WORD) as tick:
+        tick(1, 2)
+        time.sleep(0.3)
+    shown = capsys.readouterr().err
+    assert "\\x1b]0;x\\x07\\x1b[31m\\x9b2J\\u202e[link](http://x)[red]x[/red]" in shown
+    assert "\x1b]0;x" not in shown
+
+
+# ---- the worst of command lines -----------------------------------------------------------------
+
+MANY = "9" * 5000  # Python reads no whole number of so many digits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "verb-number", "t.tsv", "--query", MANY], "--query takes whole numbers"),
+        (["evaluate", "verb-number", "t.tsv", "--layers", MANY], "--layers takes whole numbers"),
+        (["evaluate", "verb-number", "t.tsv", "--layers", "²"], "--layers takes whole numbers"),
+        (["corpus", "run", "t.tsv", "--out", "c", "--position", MANY], "--position takes whole"),
+        (["flow", EXAMPLE, "--without", f"0,-{MANY}"], "--without takes whole numbers"),
+        (["flow", EXAMPLE, "--heads", MANY], "--heads takes whole numbers"),
+        (["flow", EXAMPLE, "--layer", MANY], "Invalid value for '--layer'"),
+        (["flow", EXAMPLE, "--out", "loop.csv"], "its links lead in a circle"),
+        (["explain", "key", "--out", "loop.html"], "its links lead in a circle"),
+        (["explain", "key", "--out", "loop.html/x.html"], "does not exist"),
+        (["flow", EXAMPLE, "--out", "a\0b.csv"], "null"),
+        (["flow", "a\0b.npz"], "null"),
+        (["flow", "pipe.npz"], "pipe.npz is damaged, cut off, or no array file"),
+        (["evaluate", "verb-number", "pipe.npz"], "pipe.npz"),
+        (["evaluate", "verb-number", "/dev/zero"], "it is a device; give a file"),
+        (["flow", "/dev/zero"], "it is a device; give a file"),
+        (["corpus", "run", "pipe.csv", "--out", "c"], "it is no ordinary file"),
+    ],
+    ids=lambda value: (
+        " ".join(value)[:60].encode("unicode_escape").decode() if isinstance(value, list) else ""
+    ),
+)
+def test_the_worst_of_command_lines_are_one_line_too(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.tsv").write_text("the key\tsingular\n")
+    for name in ("loop.csv", "loop.html"):
+        Path(name).symlink_to(name)
+    for name in ("pipe.npz", "pipe.csv"):
+        os.mkfifo(name)
+    assert inside(monkeypatch, *arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("attnflow: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_texts_come_through_a_pipe_that_somebody_writes(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m attnflow evaluate verb-number <(printf 'the key\\tsingular\\n')"
+    options = "--methods raw --against blank_out"
+    ended = subprocess.run(
+        ["bash", "-c", f"{command} {options}"], capture_output=True, text=True, check=False
+    )
+    assert "n = 1" in ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "attnflow: there is not enough memory for this;"),
+        (RecursionError("maximum"), "attnflow: the input is nested too deeply to be read"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), "attnflow: a text cannot be read or"),
+        (PermissionError(13, "Permission denied", "x\x1b"), "attnflow: x\\x1b: Permission denied"),
+        (BrokenPipeError(), ""),
+    ],
+)
+def test_what_a_machine_refuses_is_one_line(
+    error: Exception,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(af, "explain", fail)
+    assert inside(monkeypatch, "explain", "the key") == (2 if line else 1)
+    err = capsys.readouterr().err
+    assert err.startswith(line)
+    assert err.count("\n") == (1 if line else 0)
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(af, "explain", fail)
+    monkeypatch.setattr(sys, "argv", ["attnflow", "explain", "the key"])
+    with pytest.raises(KeyError, match="ours"):
+        cli.main()
+
+
+@pytest.mark.parametrize("arguments", ["--help", f"rollout {EXAMPLE}", "--version"])
+@pytest.mark.parametrize("where", ["| true", ">&-", "> /dev/full"])
+def test_an_output_that_nobody_reads_is_no_traceback(arguments: str, where: str) -> None:
+    command = f"set -o pipefail; {sys.executable} -m attnflow {arguments} {where}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in ended.stderr
+    assert "Exception" not in ended.stderr
+    assert ended.returncode in {"| true": (0, 1), ">&-": (0,), "> /dev/full": (2,)}[where]
+    assert ended.stderr.count("\n") == (1 if where == "> /dev/full" else 0)

@@ -1,9 +1,13 @@
 """`record`: the same weights as torch's own, the same outputs to the last bit, and the module left as it was found."""
 
 import copy
+import itertools
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -680,6 +684,81 @@ def test_a_shadow_that_somebody_else_put_there_stays() -> None:
         module(x, x, x)
     assert module.forward is shadow
     assert (len(seen), len(outer), len(inner)) == (1, 1, 1)
+
+
+# ---- several at once --------------------------------------------------------------------------
+
+
+def test_threads_record_their_own_passes_and_leave_the_module_as_it_was() -> None:
+    """Two threads on one module, in step at the start of each round: each gets what it gets alone."""
+    module = encoder()
+    inputs = [torch.randn(BATCH, length, SIZE) for length in (LENGTH, SOURCE)]
+    with torch.no_grad():
+        alone = [recorded(module, x) for x in inputs]
+    before, start, wrong = dict(vars(module)), threading.Barrier(2), list[str]()
+
+    def work(mine: int) -> None:
+        for turn in range(50):
+            start.wait(60)
+            with torch.no_grad(), record(module, heads=None) as recordings:
+                for _ in range(turn % 3 + 1):
+                    output = module(inputs[mine])
+            expected = [call.weights for call in alone[mine][1]] * (turn % 3 + 1)
+            same = [
+                np.array_equal(*pair) for pair in zip(expected, weights(recordings), strict=False)
+            ]
+            if len(recordings) != len(expected) or not all(same):
+                wrong.append(f"thread {mine}, round {turn}: {len(recordings)} calls, {same}")
+            if not torch.equal(output, alone[mine][0]):
+                wrong.append(f"thread {mine}, round {turn}: another output")
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(work, mine) for mine in range(2)]:
+            done.result(120)
+    assert wrong == []
+    assert vars(module) == before
+    assert not any({"forward", "merge_masks"} & set(vars(part)) for part in module.modules())
+
+
+def weights(recordings: Recordings) -> list[Any]:
+    return [call.weights for call in recordings]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("failing", [False, True])
+def test_blocks_that_overlap_may_close_in_any_order(order: tuple[int, ...], failing: bool) -> None:
+    """Three blocks, two on the module and one on a part of it; each hears all passes until it closes."""
+    module, x = encoder(2), torch.randn(BATCH, LENGTH, SIZE)
+    before = {name: dict(vars(part)) for name, part in module.named_modules()}
+    blocks = [ExitStack(), ExitStack(), ExitStack()]
+    heard = [
+        block.enter_context(record(part, heads=None))
+        for block, part in zip(blocks, [module, module.layers[1], module], strict=True)
+    ]
+    calls = [0, 0, 0]
+    for closing in order:
+        module(x)
+        for place in order[order.index(closing) :]:
+            calls[place] += 1 if place == 1 else 2
+        if failing:
+            with pytest.raises(KeyError, match="mine"), blocks[closing]:
+                raise KeyError("mine")
+        else:
+            blocks[closing].close()
+    module(x)
+    assert [len(each) for each in heard] == calls
+    assert [each.passes for each in heard] == [calls[0] // 2, calls[1], calls[2] // 2]
+    assert {name: dict(vars(part)) for name, part in module.named_modules()} == before
+
+
+def test_a_block_hears_its_own_thread_alone() -> None:
+    module, x = encoder(1), torch.randn(BATCH, LENGTH, SIZE)
+    with (
+        pytest.raises(CaptureError, match=r"inside the with-block, in the same thread"),
+        record(module),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(module, x).result(60)
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnflow.errors import AttnFlowError, FileError, OptionError, WeightsError
-from attnflow.files import write_file
+from attnflow.files import open_input, write_file
 from attnflow.graph import (
     LEAK,
     RESIDUAL,
@@ -328,7 +328,7 @@ def renormalise(matrix: Floats) -> Floats:
 def read_arrays(path: Path) -> dict[str, Array]:
     """The arrays of an .npz, or the one of an .npy; never unpickles."""
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             loaded = np.load(file, allow_pickle=False)
             return (
                 {"weights": loaded}

@@ -2,8 +2,10 @@
 
 import os
 import sys
+import warnings
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,16 +16,20 @@ from rich.text import Text
 import attnflow
 from attnflow import __version__, corpus_cli, lab
 from attnflow.attention import Attention
-from attnflow.errors import AttnFlowError, OptionError
+from attnflow.errors import AttnFlowError, OptionError, printable
 from attnflow.files import PICTURES, known_ending, writable
 from attnflow.graph import RESIDUAL, AttentionGraph
 from attnflow.importance import IMPORTANCES
 from attnflow.loading import BUNDLED
 from attnflow.methods import METHODS
 from attnflow.results import TokenAttention
-from attnflow.terminal import heat_strip, notes, print_explanation, print_table, printable
+from attnflow.terminal import heat_strip, notes, print_explanation, print_note, print_table, say
 
 PLAIN = (None, RESIDUAL, "", "sum", "rollout")  # options of generate that a page can do without
+# what typer raises of a command line that it cannot read; newer versions bring a click of their own
+USAGE_ERROR: Any = next(
+    parent for parent in typer.BadParameter.__mro__ if parent.__name__ == "ClickException"
+)
 DEMO = ("the key to the cabinets", "the keys to the cabinets")
 
 app = typer.Typer(
@@ -96,7 +102,7 @@ Out = Annotated[
 
 def show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"attnflow {__version__}")
+        say(f"attnflow {__version__}")
         raise typer.Exit
 
 
@@ -189,7 +195,7 @@ def capture(
         attnflow.load(model), text, heads=None if heads == "all" else heads, truncation=truncation
     )
     found.save(out)
-    typer.echo(f"{out}: {str(found)[1:-1]}")
+    say(f"{out}: {str(found)[1:-1]}")
 
 
 @app.command()
@@ -225,7 +231,7 @@ def generate(
     story = attnflow.generate(attnflow.load(model), prompt, max_new_tokens=max_new_tokens)
     options = {
         "residual": residual,
-        "without": numbers(without),
+        "without": lab.whole_numbers(without, "--without"),
         "normalize": None if normalize.lower() == "none" else normalize,
     }
     with notes():
@@ -242,7 +248,7 @@ def generate(
         return
     shown = result if keep_common else result.filtered()
     console = Console()
-    console.print(Text(story.text, style="bold"))
+    console.print(Text(printable(story.text, keep="\n"), style="bold"))
     chosen = -1 if layer is None else result.layers.index(layer)
     for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
         console.print(
@@ -308,7 +314,7 @@ def explain(
         heads=None if heads else "mean",
     )
     for note in found.notes:
-        Console(stderr=True).print(Text(f"note: {note}", style="yellow"))
+        print_note(note)
     if out is not None:
         show_page(found.save(out), open_it)
         return
@@ -320,7 +326,7 @@ def demo() -> None:
     """Explain two sentences by the model that ships with attnflow: is the verb that follows singular or plural?"""
     for text in DEMO:
         print_explanation(Console(), attnflow.explain(text))
-        typer.echo()
+        say("")
 
 
 app.command("evaluate")(lab.evaluate_command)
@@ -349,20 +355,14 @@ def check_open(out: Path | None, open_it: bool) -> None:
 def show_page(path: Path, open_it: bool) -> None:
     """Open a page that was written in the user's browser, if that was asked for."""
     if open_it and not webbrowser.open(path.resolve().as_uri()):
-        typer.echo(f"note: no browser was found; open {path} by hand", err=True)
+        say(f"note: no browser was found; open {path} by hand", err=True)
 
 
 def read_graph(file: Path, heads: str, residual: float, without: str) -> AttentionGraph:
-    fusion = int(heads) if heads.removeprefix("-").isdecimal() and len(heads) < 10 else heads
-    return Attention.load(file).graph(heads=fusion, residual=residual, without=numbers(without))
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers from a list like 0,7 or 0 7."""
-    try:
-        return [int(part) for part in text.replace(",", " ").split()]
-    except ValueError as error:
-        raise OptionError(f"--without must be positions like 0 or 0,7; got {text!r}") from error
+    fusion = lab.name_or_number(heads, "--heads")
+    return Attention.load(file).graph(
+        heads=fusion, residual=residual, without=lab.whole_numbers(without, "--without")
+    )
 
 
 def run(
@@ -399,19 +399,65 @@ def finish(result: TokenAttention, out: Path | None) -> None:
 
 def main() -> None:
     """Run the command line; an error of the user's input is one line and exit status 2."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="replace"
-            )  # a token that the terminal cannot show is no reason to stop
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            # a token that the terminal cannot show is no reason to stop
+            stream.reconfigure(errors="replace")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bars, too, stay out of pipes
     try:
-        app()
-    except AttnFlowError as error:
-        print(f"attnflow: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # a full disk or a closed pipe behind standard output
-        print(f"attnflow: cannot write the output: {error.strerror or error}", file=sys.stderr)
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # what is still buffered has nowhere to go
-        sys.exit(2)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print_note(message)
+            status = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has enough, as head has
+        status = 1
+        drop_output()
+    except typer.Abort:
+        status = 130
+    except (
+        AttnFlowError,
+        USAGE_ERROR,
+        OSError,
+        UnicodeError,
+        MemoryError,
+        RecursionError,
+    ) as error:
+        status = 2
+        line = error if isinstance(error, AttnFlowError) else AttnFlowError(describe(error))
+        if isinstance(error, OSError):
+            drop_output()
+        with suppress(OSError):
+            if str(line):
+                print(f"attnflow: {line}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+def describe(error: BaseException) -> str:
+    """What happened, for a user who did not write the code; empty if the help was shown instead."""
+    if isinstance(error, USAGE_ERROR):
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return ""
+        context = getattr(error, "ctx", None)
+        way_out = "" if context is None else f"; see {context.command_path} --help"
+        return f"{error.format_message().rstrip('.')}{way_out}"
+    if isinstance(error, OSError):
+        place = "cannot write the output" if error.filename is None else error.filename
+        return f"{place}: {error.strerror or error}"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this; give a shorter text, or ask for fewer layers"
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply to be read"
+    return f"a text cannot be read or written: {error}"
+
+
+def drop_output() -> None:
+    """Let go what standard output does not take, or Python tries again, and complains, at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from attnflow import corpus, corpus_table, lab
-from attnflow.errors import FileError, OptionError
+from attnflow.errors import FileError, OptionError, printable
 from attnflow.evaluate import markdown
+from attnflow.terminal import print_markdown, say
 
 app = typer.Typer(
     help="Explain every text of a data set: a folder of Parquet files, whole after any crash.",
@@ -145,7 +146,7 @@ def run_command(
             keep=columns_of(keep),
             methods=None if methods is None else lab.listed(methods),
             layers=None if layers is None else lab.layers_of(layers),
-            position=int(position) if position and position.isdecimal() else position,
+            position=None if position is None else lab.name_or_number(position, "--position"),
             normalize=normalize_of(normalize),
             residual=residual,
             importance=None if importance is None else lab.listed(importance),
@@ -155,14 +156,12 @@ def run_command(
             engine=engine,
             address=address,
             shard_rows=shard_rows,
-            report=lambda note: typer.echo(f"note: {note}", err=True),
+            report=lambda note: say(f"note: {note}", err=True),
         )
     except KeyboardInterrupt:
-        typer.echo(
-            f"attnflow: interrupted {how_far(out)}; the same command resumes the run", err=True
-        )
+        say(f"attnflow: interrupted {how_far(out)}; the same command resumes the run", err=True)
         raise typer.Exit(130) from None
-    typer.echo(
+    say(
         f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards; {manifest.errors:,} errors"
     )
 
@@ -191,7 +190,7 @@ def how_far(folder: Path) -> str:
 @app.command("status")
 def status_command(folder: Folder) -> None:
     """How far a run is: rows, shards, errors by reason, rate."""
-    typer.echo(str(corpus_table.corpus_status(folder)))
+    say(str(corpus_table.corpus_status(folder)))
 
 
 @app.command("verify")
@@ -199,11 +198,11 @@ def verify_command(folder: Folder) -> None:
     """Check every file of a folder: checksums, columns, counts, no row missing, none twice; exit status 1 if something is wrong."""
     wrong = corpus_table.verify_corpus(folder)
     for line in wrong:
-        typer.echo(line)
+        say(line)
     if wrong:
         raise typer.Exit(1)
     status = corpus_table.corpus_status(folder)
-    typer.echo(
+    say(
         f"{folder}: whole; {status.rows:,} rows, {sum(status.errors.values()):,} of them errors, in {status.shards:,} shards"
     )
 
@@ -258,5 +257,8 @@ def top_command(
             f"no word occurs {min_count} times in {folder}; give a smaller --min-count"
         )
     lab.note_unfinished(folder)
-    cells = [[word.replace("|", "\\|"), f"{mean:.4f}", f"{count:,}"] for word, mean, count in found]
-    lab.show("\n".join(markdown(["word", f"mean {method}", "count"], cells)))
+    cells = [
+        [printable(word).replace("|", "\\|"), f"{mean:.4f}", f"{count:,}"]
+        for word, mean, count in found
+    ]
+    print_markdown("\n".join(markdown(["word", f"mean {method}", "count"], cells)))

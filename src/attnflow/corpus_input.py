@@ -395,6 +395,8 @@ def source_of(inputs: Any, **columns: Any) -> Source:
         raise OptionError("a corpus needs at least one input file; got none")
     for path in found:
         kind_of(path)
+        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+            raise FileError(f"cannot read {path}: it is no ordinary file; save it as one")
     return Source(found, **columns)
 
 

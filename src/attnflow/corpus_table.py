@@ -14,8 +14,8 @@ from attnflow.corpus_folder import ERRORS, Manifest, is_whole, shard_errors_path
 from attnflow.corpus_input import require_pyarrow
 from attnflow.corpus_shard import error_schema, result_schema
 from attnflow.errors import FileError, OptionError
-from attnflow.evaluate import defined, markdown, spearman
-from attnflow.files import by_ending, write_csv
+from attnflow.evaluate import markdown, spearman
+from attnflow.files import by_ending, dump_json, write_csv
 from attnflow.generation import is_common
 from attnflow.graph import Floats, check_whole
 from attnflow.groups import list_numbers, word_groups
@@ -299,12 +299,9 @@ class CorpusReport:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write .md, .csv or .json, by the ending of the name."""
-        import json
 
         def table() -> str:
-            return json.dumps(
-                [dict(zip(HEADER, map(defined, row), strict=True)) for row in self.rows()]
-            )
+            return dump_json([dict(zip(HEADER, row, strict=True)) for row in self.rows()])
 
         return by_ending(
             path,

@@ -1,13 +1,29 @@
-"""What attnflow raises: every error that a user's input can cause is an `AttnFlowError`, one line long."""
+"""What attnflow raises: an error that a user's input can cause is an `AttnFlowError`, one line."""
 
 LONGEST = 600  # characters of a message; a value that breaks a rule may be a whole book
 
 
+def printable(text: object, keep: str = "") -> str:
+    r"""A text as a terminal may show it: every character that cannot be seen is escaped.
+
+    Control characters in a token, a label or the name of a file would move the cursor, rename the
+    window or reverse the line, and a lone surrogate cannot be written at all.
+    keep: characters that stay as they are, for instance line breaks.
+
+    >>> printable("\x1b[31mred")
+    '\\x1b[31mred'
+    """
+    return "".join(
+        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
+        for each in str(text)
+    )
+
+
 class AttnFlowError(Exception):
-    """The parent of all errors of attnflow: the rule, the value that broke it, and the way out, in one line."""
+    """The parent of all errors: the rule, the value that broke it, and the way out, in one line."""
 
     def __init__(self, message: object = "") -> None:
-        line = " ".join(str(message).split())
+        line = printable(" ".join(str(message).split()))
         super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]} ...")
 
 

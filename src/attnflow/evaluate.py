@@ -1,7 +1,6 @@
 """`evaluate`: does token attention rank tokens as their importance does? Spearman's rank correlation over many examples, as a `Report`."""
 
 import io
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 
 from attnflow.capture import capture
 from attnflow.errors import AttnFlowError, FileError, OptionError
-from attnflow.files import by_ending, read_lines, write_csv
+from attnflow.files import by_ending, dump_json, read_lines, write_csv
 from attnflow.graph import RESIDUAL, Floats, integers
 from attnflow.importance import IMPORTANCES
 from attnflow.inputs import Encoded
@@ -173,32 +172,26 @@ class Report:
             "asked": self.asked,
             "layers": self.layers,
             "seconds": self.seconds,
-            "table": [dict(zip(HEADER, map(defined, row), strict=True)) for row in self.rows()],
+            "table": [dict(zip(HEADER, row, strict=True)) for row in self.rows()],
             "examples": [
                 {
                     "text": each.text if isinstance(each.text, str) else repr(each.text),
                     "label": each.label,
                     "tokens": each.tokens,
                     "special": each.special,
-                    "scores": {
-                        name: [[defined(value) for value in row] for row in values.tolist()]
-                        for name, values in each.scores.items()
-                    },
+                    "scores": {name: values.tolist() for name, values in each.scores.items()},
                     "importance": {
-                        name: [defined(value) for value in values.tolist()]
-                        for name, values in each.importance.items()
+                        name: values.tolist() for name, values in each.importance.items()
                     },
                     "correlation": {
-                        f"{method} against {name}": [
-                            defined(value) for value in found[:, place].tolist()
-                        ]
+                        f"{method} against {name}": found[:, place].tolist()
                         for (name, method), found in self.correlations.items()
                     },
                 }
                 for place, each in enumerate(self.examples)
             ],
         }
-        return json.dumps(content)
+        return dump_json(content)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write .md, .csv or .json, by the ending of the name."""
@@ -522,11 +515,6 @@ def own(scorer: Scorer, name: str, encoded: Encoded, example: Any) -> Floats:
             f"{name} must give one number a token, {len(encoded.tokens)} for {example!r}; got shape {values.shape}"
         )
     return values
-
-
-def defined(value: Any) -> Any:
-    """JSON has no word for what is not a number, or not finite."""
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -1,6 +1,5 @@
 """`explain`: one input in, everything about it out: the prediction, token attention by all methods, and importance."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from attnflow.attention import Attention
 from attnflow.capture import run_batch
 from attnflow.errors import OptionError
-from attnflow.files import PICTURES, Writer, by_ending, known_ending, write_csv
+from attnflow.files import PICTURES, Writer, by_ending, dump_json, known_ending, write_csv
 from attnflow.graph import RESIDUAL
 from attnflow.groups import word_groups
 from attnflow.importance import IMPORTANCES, Importance, blank_out
@@ -143,7 +142,7 @@ class Explanation:
                 "probability": importance.probability,
                 "values": importance.values.tolist(),
             }
-        file.write(json.dumps(content).encode())
+        file.write(dump_json(content).encode())
 
     def _write_npz(self, file: IO[bytes]) -> None:
         arrays: dict[str, npt.NDArray[Any]] = {

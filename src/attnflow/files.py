@@ -1,36 +1,47 @@
 """Writing files so that nothing is ever half-written: beside the final name first, then renamed."""
 
 import csv
+import errno
 import gzip
 import io
+import json
+import math
 import os
+import secrets
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import IO
+from typing import IO, cast
 
 from attnflow.errors import FileError
 
 Writer = Callable[[IO[bytes]], object]
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has no pipes among its files
 PICTURES = (".png", ".svg", ".pdf")
+BINARY = getattr(os, "O_BINARY", 0)  # Windows would write two characters for each line break
 
 
 def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
-    """Call `write` with a binary file beside `path`, then rename it to `path`; on any failure `path` stays as it was."""
+    """Call `write` with a binary file beside `path`, then rename it to `path`.
+
+    On any failure `path` stays as it was. A file that is overwritten keeps its permissions; a new
+    one follows the umask.
+    """
     beside = None
     try:
         target = writable(path)
-        with NamedTemporaryFile(dir=target.parent, prefix=".attnflow-", delete=False) as file:
-            beside = Path(file.name)
+        name = target.parent / f".attnflow-{secrets.token_hex(8)}"
+        # not by tempfile, whose files are private: so the system applies the umask, which no
+        # thread can read without setting it for all
+        with open(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY, 0o666), "w+b") as file:
+            beside = name
+            if target.exists():
+                beside.chmod(stat.S_IMODE(target.stat().st_mode))
             write(file)
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # or, after a power cut, an empty file may stand under the final name
-        umask = os.umask(0)
-        os.umask(umask)
-        beside.chmod(0o666 & ~umask)  # temporary files are private, the result is an ordinary file
+            # or, after a power cut, an empty file may stand under the final name
+            os.fsync(file.fileno())
         beside.replace(target)
     except (OSError, ValueError) as error:
         if isinstance(error, FileError):
@@ -44,11 +55,39 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
     return Path(path)
 
 
+def dump_json(content: object, *, separators: tuple[str, str] | None = None) -> str:
+    """JSON that every reader takes: numbers that are not finite are null.
+
+    content: dicts, lists, tuples, strings, numbers, None; numpy's scalars and arrays too.
+    separators: as `json.dumps` takes them.
+
+    >>> dump_json({"values": [0.5, float("nan")]})
+    '{"values": [0.5, null]}'
+    """
+    try:
+        return json.dumps(content, allow_nan=False, separators=separators)
+    except (ValueError, TypeError):
+        return json.dumps(clean_json(content), allow_nan=False, separators=separators)
+
+
+def clean_json(content: object) -> object:
+    """The same content in what JSON can say."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {clean_json(key): clean_json(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [clean_json(value) for value in content]
+    if hasattr(content, "tolist"):  # numpy's scalars and arrays, torch's tensors
+        return clean_json(content.tolist())
+    return content
+
+
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """The lines of a text in UTF-8, compressed by gzip if its name ends in .gz, with their numbers from 1; blank ones are left out."""
     number = 0
     try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rb") as file:
+        with open_input(path) as plain, unpacked(path, plain) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip():
@@ -65,10 +104,36 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
         ) from error
 
 
+def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
+    """A file to read, which ends: a pipe that nobody writes to is empty, a device is refused."""
+
+    def open_now(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | NONBLOCK)
+        if NONBLOCK:
+            os.set_blocking(descriptor, True)
+        return descriptor
+
+    file = open(path, "rb", opener=open_now)  # noqa: SIM115
+    kind = os.fstat(file.fileno()).st_mode
+    if stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a device; give a file")
+    return file
+
+
+def unpacked(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
+    """What a file holds: it is compressed by gzip if its name ends in .gz."""
+    return cast(IO[bytes], gzip.open(file)) if str(path).endswith(".gz") else file
+
+
 def writable(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written, links followed; or an error, before anything is computed."""
     try:
-        target = Path(path).resolve()
+        target = Path(
+            os.path.realpath(path)
+        )  # Path.resolve raises RuntimeError on a circle of links
+        if target.is_symlink():
+            raise FileError(f"cannot write {path}: its links lead in a circle")
         if target.is_dir():
             raise FileError(f"cannot write {path}: it is a folder; give the name of a file")
         if target.exists() and not target.is_file():

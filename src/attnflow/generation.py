@@ -4,7 +4,6 @@ The model generates as it does by itself, with its own cache; capture listens, a
 one that predicted the i-th generated token, for a prompt of m tokens; so row i of every result belongs to that position.
 """
 
-import json
 import os
 import string
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from attnflow.attention import Attention
 from attnflow.capture import assemble_stack, check_heads, check_mixers
 from attnflow.errors import CaptureError, OptionError, ShareWarning
-from attnflow.files import PICTURES, by_ending, known_ending, write_csv, write_file
+from attnflow.files import PICTURES, by_ending, dump_json, known_ending, write_csv, write_file
 from attnflow.graph import RESIDUAL, AttentionGraph, Floats, check_whole
 from attnflow.listening import Call, fuse, listening, restore_rows
 from attnflow.methods import flow as attention_flow
@@ -134,7 +133,7 @@ class PromptAttention:
             {
                 ".csv": lambda file: write_csv(file, header, self.rows()),
                 ".json": lambda file: file.write(
-                    json.dumps({**content, "values": self.values.tolist()}).encode()
+                    dump_json({**content, "values": self.values.tolist()}).encode()
                 ),
                 ".npz": lambda file: np.savez_compressed(file, values=self.values, **arrays),
             },

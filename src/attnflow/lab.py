@@ -1,11 +1,10 @@
 """The commands of the laboratory: train a model, evaluate methods, and compute the paper's tables anew."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 
 from attnflow.corpus_folder import MANIFEST
 from attnflow.corpus_table import corpus_status, evaluate_corpus
@@ -13,6 +12,7 @@ from attnflow.errors import OptionError
 from attnflow.evaluate import Report, evaluate, read_examples
 from attnflow.files import PICTURES, known_ending, writable
 from attnflow.loading import BUNDLED, load
+from attnflow.terminal import print_markdown, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,10 +94,10 @@ def verb_number_command(
     """Train the verb-number model on numpred.* files, or on the full corpus as .tsv or .tsv.gz."""
     from attnflow.paper.train_verb_number import train_verb_number
 
-    result = train_verb_number(data, out, seed=seed, steps=steps, resume=resume, report=typer.echo)
+    result = train_verb_number(data, out, seed=seed, steps=steps, resume=resume, report=say)
     for name, group in result.test.items():
-        typer.echo(f"{name}: accuracy {group.accuracy:.3f} on {group.count:,} held-out sentences")
-    typer.echo(f"{out}: {result.steps} steps, {result.seconds:.0f} s")
+        say(f"{name}: accuracy {group.accuracy:.3f} on {group.count:,} held-out sentences")
+    say(f"{out}: {result.steps} steps, {result.seconds:.0f} s")
 
 
 @train.command("sentiment")
@@ -129,9 +129,9 @@ def sentiment_command(
     from attnflow.paper.sentiment import train_sentiment
 
     result = train_sentiment(
-        base, data, out, epochs=epochs, seed=seed, limit=limit, resume=resume, report=typer.echo
+        base, data, out, epochs=epochs, seed=seed, limit=limit, resume=resume, report=say
     )
-    typer.echo(
+    say(
         f"{out}: accuracy {result.dev:.3f} on dev, {result.test:.3f} on test ({result.steps} steps, {result.seconds:.0f} s)"
     )
 
@@ -310,7 +310,7 @@ def draw(figure: "Callable[[], Drawing]", out: Path) -> None:
     """Draw, write, and say where; refused before anything is computed if it cannot be written."""
     known_ending(out, PICTURES)
     writable(out)
-    typer.echo(f"written: {figure().save(out)}")
+    say(f"written: {figure().save(out)}")
 
 
 def pair_of(text: str, option: str) -> tuple[str, str]:
@@ -396,11 +396,11 @@ def evaluate_command(
         layers=chosen,
         limit=limit,
         special_tokens=special_tokens,
-        query=int(query) if query.isdecimal() else query,
+        query=name_or_number(query, "--query"),
     )
     if out is not None:
         report.save(out)
-    show(report.to_markdown())
+    print_markdown(report.to_markdown())
     note_interruption(report)
 
 
@@ -428,7 +428,7 @@ def evaluate_folder(
     if out is not None:
         report.save(out)
     note_unfinished(folder)
-    show(report.to_markdown())
+    print_markdown(report.to_markdown())
 
 
 # ---- what they share ------------------------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def note_unfinished(folder: Path) -> None:
     """Say so, if a corpus is not whole yet."""
     status = corpus_status(folder)
     if not status.finished:
-        typer.echo(
+        say(
             f"note: {folder} is not finished: {status.done:,} of {status.rows:,} rows so far",
             err=True,
         )
@@ -449,12 +449,27 @@ def listed(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
+def whole_number(text: str, option: str) -> int:
+    """A whole number of the command line; Python would refuse to read some thousand digits."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise OptionError(f"{option} takes whole numbers of at most 18 digits; got {text!r}")
+    return int(text)
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """Whole numbers with commas or spaces between them, like 0,7."""
+    return [whole_number(part, option) for part in listed(text)]
+
+
+def name_or_number(text: str, option: str) -> str | int:
+    """A whole number, if a text looks like one; else the text, a name that others know."""
+    looks = text.removeprefix("-").isdecimal()
+    return whole_number(text, option) if looks else text
+
+
 def layers_of(text: str) -> list[int] | None:
     """Layers from a list like 1,6; None if there is none."""
-    try:
-        return [int(part) for part in listed(text)] or None
-    except ValueError as error:
-        raise OptionError(f"--layers must be numbers like 1,6; got {text!r}") from error
+    return whole_numbers(text, "--layers") or None
 
 
 def stem_of(out: Path | None, name: str) -> Path:
@@ -470,20 +485,12 @@ def stem_of(out: Path | None, name: str) -> Path:
 def finish_table(table: "Table", stem: Path) -> None:
     """Print a table, write both its forms, and say where."""
     paths = table.save(stem)
-    show(table.to_markdown())
+    print_markdown(table.to_markdown())
     note_interruption(table.report)
     seconds = ", ".join(f"{name} {took:.1f} s" for name, took in table.report.seconds.items())
-    typer.echo(f"written: {', '.join(map(str, paths))}; time: {seconds}", err=True)
-
-
-def show(text: str) -> None:
-    """Markdown as a table on a terminal, and as it is in a pipe."""
-    console = Console()
-    console.print(Markdown(text)) if console.is_terminal else typer.echo(text)
+    say(f"written: {', '.join(map(str, paths))}; time: {seconds}", err=True)
 
 
 def note_interruption(report: Report) -> None:
     if len(report.examples) < report.asked:
-        typer.echo(
-            f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True
-        )
+        say(f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True)

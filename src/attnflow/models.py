@@ -350,6 +350,8 @@ class Model:
         for text in texts:
             if not text.strip():
                 raise OptionError(f"a text must not be empty; got {text!r}")
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise OptionError(f"a text must be Unicode, as UTF-8 can say it; got {text!r}")
         return texts
 
     def _decoder_ids(self, ids: tuple[int, ...], target: Any) -> tuple[int, ...]:

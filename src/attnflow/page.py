@@ -6,7 +6,6 @@ the fused weights; flow and importance are given. All text reaches the page as J
 
 import base64
 import html
-import json
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
@@ -16,6 +15,7 @@ import numpy as np
 
 from attnflow.attention import Attention
 from attnflow.explain import Explanation
+from attnflow.files import dump_json
 from attnflow.generation import Generation, is_common
 from attnflow.graph import Array, AttentionGraph
 from attnflow.methods import MOSTLY, SATURATED, are_even
@@ -220,7 +220,7 @@ UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028
 
 def as_json(data: Data) -> str:
     """JSON that can stand inside a script element: nothing in it can end the element or start a comment."""
-    return json.dumps(data, separators=(",", ":")).translate(UNSAFE)
+    return dump_json(data, separators=(",", ":")).translate(UNSAFE)
 
 
 @cache

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from attnflow.errors import printable
+
 PATIENCE = 2.0  # seconds without a bar
 showing: ContextVar[bool] = ContextVar(
     "showing", default=False
@@ -19,10 +21,11 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task(title, total=None)
+    task = bar.add_task(escape(printable(title)), total=None)
     start = threading.Timer(
         PATIENCE, bar.start
     )  # by a thread of its own: compiling kernels tells nothing for seconds

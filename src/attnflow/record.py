@@ -1,9 +1,11 @@
 """`record`: the attention weights of any PyTorch module built on `nn.MultiheadAttention`, taken beside its own computation."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -116,8 +118,11 @@ def record(module: Any, *, heads: str | None = "mean") -> Iterator[Recordings]:
     """Record the attention weights of every forward pass that `module` makes inside the with-block.
 
     For `nn.MultiheadAttention` and all that is built on it: `nn.TransformerEncoder`, `nn.TransformerDecoder`, `nn.Transformer`, your own.
-    heads: "mean", "max" or "min" (rows sum to 1 again), or None to keep every head. The module computes what it always does, fused
-    kernels included, to the last bit; the weights are computed beside it, before dropout, and the module is left as it was found.
+    heads: "mean", "max" or "min" (rows sum to 1 again), or None to keep every head. The module
+    computes what it always does, fused kernels included, to the last bit; the weights are computed
+    beside it, before dropout, and the module is left as it was found. Only forward passes of the
+    thread (or asyncio task) that opened the with-block are recorded, so that several threads can
+    record one module at once.
 
     >>> import torch
     >>> encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), num_layers=3).eval()
@@ -145,174 +150,251 @@ def record(module: Any, *, heads: str | None = "mean") -> Iterator[Recordings]:
             f"record reads nn.MultiheadAttention, and this {type(module).__name__} has none;"
             " use af.capture for a Hugging Face model, or af.Attention for weights that you have"
         )
-    recordings, forward = Recordings(), module.forward
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        recordings.passes += 1
-        return forward(*args, **kwargs)
-
-    with ExitStack() as patches:
-        patch(patches, module, "forward", counted)
-        for name, part in parts:
-            if type(part).forward is not nn.MultiheadAttention.forward:
-                raise CaptureError(
-                    f"{name or 'the module'!r} is a {type(part).__name__} with a forward of its own, whose weights record cannot know;"
-                    " use nn.MultiheadAttention, or af.Attention for weights that you have"
-                )
-            layers = [
-                each
-                for each in module.modules()
-                if isinstance(each, nn.TransformerEncoderLayer) and each.self_attn is part
-            ]
-            watch = Watch(part, name, layers, heads, recordings)
-            patch(patches, part, "forward", watch.forward)
-            patch(patches, part, "merge_masks", watch.merge_masks)
-        yield recordings
-    if not recordings:
+    for name, part in parts:
+        if type(part).forward is not nn.MultiheadAttention.forward:
+            raise CaptureError(
+                f"{name or 'the module'!r} is a {type(part).__name__} with a forward of its own,"
+                " whose weights record cannot know; use nn.MultiheadAttention, or af.Attention for"
+                " weights that you have"
+            )
+    session = Session(module, heads)
+    for name, part in parts:
+        layers = [
+            each
+            for each in module.modules()
+            if isinstance(each, nn.TransformerEncoderLayer) and each.self_attn is part
+        ]
+        session.places[id(part)] = Place(part, name, layers)
+    with ExitStack() as stack:
+        for each in {id(each): each for each in (module, *(part for _, part in parts))}.values():
+            stack.enter_context(watched(each))
+        stack.enter_context(opened(session))
+        yield session.recordings
+    if not session.recordings:
         raise CaptureError(
-            f"no attention was recorded; run the forward pass of this {type(module).__name__} itself inside the with-block;"
-            " a copy of it, or a scripted one, is not seen"
+            f"no attention was recorded; run the forward pass of this {type(module).__name__}"
+            " itself inside the with-block, in the same thread; a copy of it, or a scripted one,"
+            " is not seen"
         )
 
 
-def patch(patches: ExitStack, module: Any, method: str, replacement: Callable[..., Any]) -> None:
-    """Shadow a method on one module until the stack closes.
+# ---- who listens ---------------------------------------------------------------------------------
 
-    Not a hook: nn.TransformerEncoderLayer leaves its fused path as soon as it sees one, and its output then differs in the last bits.
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where an attention module stands in what is recorded."""
+
+    module: Any
+    name: str  # qualified module name
+    layers: list[Any]  # the nn.TransformerEncoderLayers around it, which may run fused
+
+
+@dataclass(eq=False)
+class Session:
+    """One with-block of `record`."""
+
+    module: Any
+    heads: str | None
+    places: dict[int, Place] = field(default_factory=dict)  # by the id of the attention module
+    recordings: Recordings = field(default_factory=Recordings)
+    open: bool = True
+
+
+@dataclass(eq=False)
+class Call:
+    """A forward of nn.MultiheadAttention that is under way."""
+
+    module: Any
+    native: bool = False  # torch's fused kernel for attention alone is taken
+
+
+sessions: ContextVar[tuple[Session, ...]] = ContextVar("sessions", default=())
+under_way: ContextVar[Call | None] = ContextVar("under_way", default=None)
+patching = threading.RLock()
+watches: dict[int, "Watch"] = {}  # by the id of the module, which a watch keeps alive
+
+
+@contextmanager
+def opened(session: Session) -> Iterator[None]:
+    """While this lasts, a session hears the forward passes of this context.
+
+    Not by the context variable's own reset: with-blocks may overlap without one inside the other.
     """
-    if method in vars(module):  # somebody's own shadow: put it back
-        patches.callback(setattr, module, method, vars(module)[method])
-    else:
-        patches.callback(delattr, module, method)
-    setattr(module, method, replacement)
+    sessions.set((*sessions.get(), session))
+    try:
+        yield
+    finally:
+        session.open = False  # also where the block is left in another context than it was entered
+        sessions.set(tuple(each for each in sessions.get() if each is not session))
+
+
+@contextmanager
+def watched(module: Any) -> Iterator[None]:
+    """While at least one of these lasts, the methods of a module pass by its watch."""
+    with patching:
+        watch = watches.get(id(module))
+        if watch is None:
+            watch = watches[id(module)] = Watch(module)
+        watch.users += 1
+    try:
+        yield
+    finally:
+        with patching:
+            watch.users -= 1
+            if watch.users == 0:
+                del watches[id(module)]
+                watch.restore()
 
 
 class Watch:
-    """Stands in for `forward` and `merge_masks` of one nn.MultiheadAttention, and records each call.
+    """Stands in for `forward` of one module, and for `merge_masks` if it is attention.
 
-    The fused path of nn.TransformerEncoderLayer never calls its self_attn; but the last that it does before the kernel runs is to
-    call self_attn.merge_masks with its input and masks. So a merge_masks that comes from outside of forward is a fused layer.
+    The sessions of the context that calls are told of the call; there may be none. The fused path
+    of nn.TransformerEncoderLayer never calls its self_attn; but the last that it does before the
+    kernel runs is to call self_attn.merge_masks with its input and masks. So a merge_masks that
+    comes from outside of forward is a fused layer.
+
+    Not a hook: nn.TransformerEncoderLayer leaves its fused path as soon as it sees one, and its
+    output then differs in the last bits.
     """
 
-    def __init__(
-        self, module: Any, name: str, layers: list[Any], heads: str | None, recordings: Recordings
-    ) -> None:
-        self.module, self.name, self.layers, self.heads, self.recordings = (
-            module,
-            name,
-            layers,
-            heads,
-            recordings,
-        )
-        self.original_forward, self.original_merge_masks = module.forward, module.merge_masks
-        self.inside = self.native = False
+    def __init__(self, module: Any) -> None:
+        self.module, self.users = module, 0
+        attention = isinstance(module, import_torch().nn.MultiheadAttention)
+        methods = ("forward", "merge_masks") if attention else ("forward",)
+        self.originals = {method: getattr(module, method) for method in methods}
+        # somebody's own shadows, to be put back
+        self.found = {method: vars(module)[method] for method in methods if method in vars(module)}
+        for method in methods:
+            setattr(module, method, getattr(self, method))
+
+    def restore(self) -> None:
+        """Leave the module as it was found."""
+        for method in self.originals:
+            vars(self.module).pop(method, None)
+        vars(self.module).update(self.found)
+
+    def listeners(self) -> list[tuple[Session, Place]]:
+        """The sessions of this context that record this module, and where it stands in them."""
+        return [
+            (session, session.places[id(self.module)])
+            for session in sessions.get()
+            if session.open and id(self.module) in session.places
+        ]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.inside, self.native = True, False
+        for session in sessions.get():
+            if session.open and session.module is self.module:
+                session.recordings.passes += 1
+        listeners = self.listeners()
+        if not listeners:
+            return self.originals["forward"](*args, **kwargs)
+        under = Call(self.module)
+        token = under_way.set(under)
         try:
-            output = self.original_forward(*args, **kwargs)
+            output = self.originals["forward"](*args, **kwargs)
         finally:
-            self.inside = False
+            under_way.reset(token)
         given = inspect.signature(type(self.module).forward).bind(self.module, *args, **kwargs)
         given.apply_defaults()
         call = given.arguments
-        # here torch believes the hint and does not look at attn_mask; everywhere else it takes the mask and forgets the hint
+        # here torch believes the hint and does not look at attn_mask; everywhere else it takes the
+        # mask and forgets the hint
         hint = (
             call["is_causal"]
             and call["key_padding_mask"] is None
             and not call["need_weights"]
-            and not self.native
+            and not under.native
         )
-        self.note(
-            call["query"], call["key"], call["attn_mask"], call["key_padding_mask"], hint=hint
-        )
+        masks = call["attn_mask"], call["key_padding_mask"]
+        for session, place in listeners:
+            note_call(session, place, call["query"], call["key"], *masks, hint=hint)
         return output
 
     def merge_masks(self, attn_mask: Any, key_padding_mask: Any, query: Any) -> Any:
-        merged = self.original_merge_masks(attn_mask, key_padding_mask, query)
-        if self.inside:
-            self.native = (
-                self.module.in_proj_bias is not None
-            )  # without biases, forward turns back to the slow path
+        merged = self.originals["merge_masks"](attn_mask, key_padding_mask, query)
+        under = under_way.get()
+        if under is not None and under.module is self.module:
+            # without biases, forward turns back to the slow path
+            under.native = self.module.in_proj_bias is not None
             return merged
-        if len(self.layers) != 1:
-            raise CaptureError(
-                f"{self.name or 'the module'!r} runs inside {len(self.layers)} recorded layers; record the one layer around it"
-            )
-        # the fused kernel takes masks as bool: it hides every key whose mask is not 0, also where a float mask means a bias
-        attn_mask, key_padding_mask = (
-            None if mask is None else mask != 0 for mask in (attn_mask, key_padding_mask)
-        )
-        self.note(
-            query,
-            query,
-            attn_mask,
-            key_padding_mask,
-            norm=self.layers[0].norm1 if self.layers[0].norm_first else None,
-        )
+        # the fused kernel takes masks as bool: it hides every key whose mask is not 0, also where a
+        # float mask means a bias
+        masks = [None if mask is None else mask != 0 for mask in (attn_mask, key_padding_mask)]
+        for session, place in self.listeners():
+            if len(place.layers) != 1:
+                raise CaptureError(
+                    f"{place.name or 'the module'!r} runs inside {len(place.layers)} recorded"
+                    " layers; record the one layer around it"
+                )
+            (layer,) = place.layers
+            norm = layer.norm1 if layer.norm_first else None
+            note_call(session, place, query, query, *masks, norm=norm)
         return merged
 
-    def note(
-        self,
-        query: Any,
-        key: Any,
-        attn_mask: Any,
-        key_padding_mask: Any,
-        *,
-        hint: bool = False,
-        norm: Any = None,
-    ) -> None:
-        """Record one call, from what entered it. norm: the layer norm that the fused kernel applies first."""
-        torch = import_torch()
-        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-            same, nested = query is key, query.is_nested
-            if nested:
-                lengths = torch.tensor([len(each) for each in query.unbind()], device=query.device)
-                query = key = query.to_padded_tensor(0.0)
-                key_padding_mask = (
-                    torch.arange(query.shape[1], device=query.device)[None] >= lengths[:, None]
-                )
-            elif query.dim() == 2:
-                query, key = query[None], key[None]
-                key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
-            elif not self.module.batch_first:
-                query, key = query.transpose(0, 1), key.transpose(0, 1)
-            same = same or (query.shape == key.shape and torch.equal(query, key))
-            padding = key_padding_mask
-            if padding is not None and padding.is_floating_point():
-                padding = padding <= HIDDEN
-            if norm is not None:
-                query = key = torch.nn.functional.layer_norm(
-                    query, query.shape[-1:], norm.weight, norm.bias, norm.eps
-                )
-            idle = (
-                padding if same else None
-            )  # padded queries: nothing reads their rows, and a mask may leave them without a key
-            place = f"{self.name or 'the module'!r}, call {len(self.recordings)}"
-            weights, sink = attention_weights(
-                self.module,
-                query,
-                key,
-                attn_mask,
-                key_padding_mask,
-                hint=hint,
-                idle=idle,
-                heads=self.heads,
-                place=place,
+
+def note_call(
+    session: Session,
+    place: Place,
+    query: Any,
+    key: Any,
+    attn_mask: Any,
+    key_padding_mask: Any,
+    *,
+    hint: bool = False,
+    norm: Any = None,
+) -> None:
+    """Record one call, from what entered it. norm: the layer norm that a fused kernel applies first."""
+    torch, module, recordings = import_torch(), place.module, session.recordings
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        same, nested = query is key, query.is_nested
+        if nested:
+            lengths = torch.tensor([len(each) for each in query.unbind()], device=query.device)
+            query = key = query.to_padded_tensor(0.0)
+            key_padding_mask = (
+                torch.arange(query.shape[1], device=query.device)[None] >= lengths[:, None]
             )
-            if nested:  # the module computed no row for them
-                weights.masked_fill_(padding.cpu()[:, None, :, None], 0.0)
-        self.recordings.append(
-            Recording(
-                name=self.name,
-                weights=weights.numpy(),
-                padding=None if padding is None else padding.cpu().numpy().copy(),
-                sink=None if sink is None else sink.numpy(),
-                fused=self.heads,
-                self_attention=same,
-                forward_pass=max(self.recordings.passes - 1, 0),
+        elif query.dim() == 2:
+            query, key = query[None], key[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not module.batch_first:
+            query, key = query.transpose(0, 1), key.transpose(0, 1)
+        same = same or (query.shape == key.shape and torch.equal(query, key))
+        padding = key_padding_mask
+        if padding is not None and padding.is_floating_point():
+            padding = padding <= HIDDEN
+        if norm is not None:
+            query = key = torch.nn.functional.layer_norm(
+                query, query.shape[-1:], norm.weight, norm.bias, norm.eps
             )
+        # padded queries: nothing reads their rows, and a mask may leave them without a key
+        idle = padding if same else None
+        where = f"{place.name or 'the module'!r}, call {len(recordings)}"
+        weights, sink = attention_weights(
+            module,
+            query,
+            key,
+            attn_mask,
+            key_padding_mask,
+            hint=hint,
+            idle=idle,
+            heads=session.heads,
+            place=where,
         )
+        if nested:  # the module computed no row for them
+            weights.masked_fill_(padding.cpu()[:, None, :, None], 0.0)
+    recordings.append(
+        Recording(
+            name=place.name,
+            weights=weights.numpy(),
+            padding=None if padding is None else padding.cpu().numpy().copy(),
+            sink=None if sink is None else sink.numpy(),
+            fused=session.heads,
+            self_attention=same,
+            forward_pass=max(recordings.passes - 1, 0),
+        )
+    )
 
 
 def attention_weights(

@@ -1,6 +1,5 @@
 """What the methods return: `TokenAttention` and `MaxFlow`, with their tables and files."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.errors import MissingExtraError, OptionError
-from attnflow.files import by_ending, write_csv
+from attnflow.files import by_ending, dump_json, write_csv
 from attnflow.graph import Floats, integers
 from attnflow.groups import Group, list_numbers, sum_groups, word_groups
 
@@ -220,7 +219,7 @@ class TokenAttention:
             content["groups"] = [group.positions for group in self.groups]
         if self.saturated is not None:
             content["saturated"] = self.saturated.tolist()
-        file.write(json.dumps(content).encode())
+        file.write(dump_json(content).encode())
 
     def _write_npz(self, file: IO[bytes]) -> None:
         arrays: dict[str, npt.NDArray[Any]] = {

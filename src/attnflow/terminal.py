@@ -1,12 +1,16 @@
 """What the command line shows: tables with bars, strips of coloured tokens, notes."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from attnflow.errors import printable
 from attnflow.explain import Explanation
 from attnflow.notices import collect_notices
 from attnflow.results import TokenAttention
@@ -19,7 +23,7 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
     table.add_column("token", overflow="fold")
     width = max(6, min(40, (console.width - 30) // len(results) - 10))
     for result in results:
-        table.add_column(result.method, justify="right")
+        table.add_column(Text(printable(result.method)), justify="right")
         table.add_column("", width=width, no_wrap=True)
     block = "█" if console.encoding.lower().startswith("utf") else "#"
     starred = False
@@ -63,11 +67,46 @@ def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float])
     return strip
 
 
-def printable(token: str) -> str:
-    """A token as a terminal may show it: what is no character to be seen is escaped."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in token
-    )
+def say(text: object, *, err: bool = False) -> None:
+    """Print lines of plain text, cleaned, to standard output or standard error."""
+    typer.echo(printable(text, keep="\n"), err=err)
+
+
+def print_note(note: object) -> None:
+    """A note on standard error."""
+    Console(stderr=True).print(Text(f"note: {printable(note)}", style="yellow"))
+
+
+def print_markdown(markdown: str) -> None:
+    """Our tables in Markdown: drawn on a terminal, as they are in a pipe.
+
+    Only the lines of tables are read: a word of somebody's text that looks like a link or like
+    emphasis stays a word.
+    """
+    console, rows = Console(), list[list[str]]()
+    if not console.is_terminal:
+        say(markdown)
+        return
+    for line in [*markdown.split("\n"), ""]:
+        if line.startswith("| "):
+            rows.append(read_cells(line))
+            continue
+        if rows:
+            table = Table(box=SIMPLE)
+            for name in rows[0]:
+                table.add_column(Text(name))
+            for row in rows[2:]:  # below the header, the line that underlines it
+                table.add_row(*map(Text, row))
+            console.print(table)
+            rows = []
+        if line:
+            console.print(Text(printable(line)))
+
+
+def read_cells(line: str) -> list[str]:
+    """The cells of one line of a table in Markdown, cleaned."""
+    cells = re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |"))
+    return [printable(cell.replace("\\|", "|")) for cell in cells]
 
 
 @contextmanager
@@ -76,7 +115,7 @@ def notes() -> Iterator[None]:
     with collect_notices() as notices:
         yield
     for notice in notices:
-        Console(stderr=True).print(Text(f"note: {notice}", style="yellow"))
+        print_note(notice)
 
 
 def print_explanation(
@@ -103,7 +142,7 @@ def print_explanation(
         strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
         strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
         table = Table.grid(padding=(0, 2))
-        table.add_row(Text(name.replace("_", " ").ljust(width)), strip)
+        table.add_row(Text(printable(name).replace("_", " ").ljust(width)), strip)
         console.print(table)
     console.print(scale(console, width))
 
