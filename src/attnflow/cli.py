@@ -246,10 +246,20 @@ def generate(
         else:
             show_page((story if out.suffix.lower() == ".html" else result).save(out), open_it)
         return
-    shown = result if keep_common else result.filtered()
+    with notes():
+        shown = result if keep_common else result.filtered()
     console = Console()
     console.print(Text(printable(story.text, keep="\n"), style="bold"))
     chosen = -1 if layer is None else result.layers.index(layer)
+    if shown.kept is not None:
+        least, most = shown.kept[:, chosen].min(), shown.kept[:, chosen].max()
+        console.print(
+            Text(
+                f"without common words, punctuation and special tokens: {least:.2g} to {most:.2g}"
+                " of each row is shown (--keep-common shows all)",
+                style="dim",
+            )
+        )
     for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
         console.print(
             Text(f"{printable(token):>16}  ").append_text(heat_strip(console, shown.prompt, values))
@@ -259,6 +269,12 @@ def generate(
 @app.command()
 def explain(
     text: Annotated[str, typer.Argument(help="The text to explain.", show_default=False)],
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            help="A second text, for models that read two: TEXT and this.", show_default=False
+        ),
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -301,7 +317,7 @@ def explain(
             "--layer and --words choose what the terminal shows; a file holds every layer and token: leave them out"
         )
     found = attnflow.explain(
-        text,
+        text if pair is None else (text, pair),
         model=model,
         position=position,
         target=target,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from attnflow.errors import printable
 from attnflow.explain import Explanation
+from attnflow.methods import are_even
 from attnflow.notices import collect_notices
 from attnflow.results import TokenAttention
 
@@ -53,17 +54,27 @@ SHADES = [
 ASCII = {" ": " ", "░": ".", "▒": ":", "▓": "+", "█": "#"}
 
 
+AGAINST = [
+    "",
+    "#000000 on #fee6ce",
+    "#000000 on #fdae6b",
+    "#000000 on #f16913",
+    "#ffffff on #a63603",
+]
+
+
 def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
-    """The tokens in a row, coloured from none to strong by their share of the largest value; marked, where there is no colour."""
+    """The tokens in a row, from none to strong by their share of the largest value.
+
+    In colour, or marked where there is none; what is negative is orange, or has a minus before it.
+    """
     strip = Text()
-    largest = max(values, default=0.0)
+    largest = max(map(abs, values), default=0.0)
     for token, value in zip(tokens, values, strict=True):
-        shade = SHADES[
-            min(len(SHADES) - 1, int(len(SHADES) * value / largest)) if largest > 0 else 0
-        ]
-        strip.append_text(
-            shaded(console, printable(token).replace("Ġ", "").replace("▁", ""), shade)
-        ).append(" ")
+        share = abs(value) / largest if largest > 0 else 0.0
+        step = min(len(SHADES) - 1, int(len(SHADES) * share))
+        text = printable(token).replace("Ġ", "").replace("▁", "")
+        strip.append_text(shaded(console, text, step, against=value < 0)).append(" ")
     return strip
 
 
@@ -121,7 +132,7 @@ def notes() -> Iterator[None]:
 def print_explanation(
     console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
 ) -> None:
-    """The prediction, then one strip of tokens for each method and importance, with its strongest token at the end."""
+    """The prediction, then a strip of tokens per method and importance, its strongest at the end."""
     shown = max(explanation.raw.layers) if layer is None else layer
     scores = explanation.scores(shown, by_word=by_word)
     if isinstance(explanation.text, str):
@@ -130,34 +141,57 @@ def print_explanation(
         label, probability = explanation.prediction
         console.print(Text(f"{printable(label)}, with probability {probability:.3f}"))
     token = printable(explanation.tokens[explanation.position])
-    console.print(
-        Text(
-            f"what position {explanation.position}, {token}, of layer {shown} looks at:",
-            style="dim",
-        )
-    )
+    where = f"position {explanation.position}, {token}, of layer {shown}"
+    console.print(Text(f"what {where} looks at:", style="dim"))
     width = max(map(len, scores))
     for name, (tokens, values) in scores.items():
-        best = int(values.argmax())
-        strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
-        strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
+        if name in explanation.importance and name == next(iter(explanation.importance)):
+            print_target(console, explanation)
+        strip = Text(describe_even(explanation, name, shown), style="dim")
+        if not strip.plain:
+            best = int(abs(values).argmax())
+            strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
+            strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
         table = Table.grid(padding=(0, 2))
         table.add_row(Text(printable(name).replace("_", " ").ljust(width)), strip)
         console.print(table)
-    console.print(scale(console, width))
+    signed = any(each.signed for each in explanation.importance.values())
+    console.print(scale(console, width, signed=signed))
 
 
-def scale(console: Console, indent: int) -> Text:
+def print_target(console: Console, explanation: Explanation) -> None:
+    """What importance watched."""
+    first = next(iter(explanation.importance.values()))
+    watched = f"{printable(first.target)} (probability {first.probability:.3f})"
+    console.print(Text(f"what {watched} depends on:", style="dim"))
+
+
+def describe_even(explanation: Explanation, name: str, layer: int) -> str:
+    """Why a strip of flow would show nothing; empty if it shows something."""
+    if name != "flow" or layer < 2:
+        return ""
+    row = explanation.flow.select(explanation.position, layer)
+    if not are_even(row.spread, row.visible_keys).any():
+        return ""
+    spread = float(row.spread[0, 0])
+    return f"hardly differs between tokens here (spread {spread:.2g}): it says nothing"
+
+
+def scale(console: Console, indent: int, *, signed: bool = False) -> Text:
     """What the marks and colours mean."""
     text = Text(f"{'':>{indent}}  ").append("share of the largest: ", style="dim")
-    for place, shade in enumerate(SHADES):
-        text.append_text(shaded(console, f"{100 * place // len(SHADES)}%", shade)).append(" ")
+    for place in range(len(SHADES)):
+        text.append_text(shaded(console, f"{100 * place // len(SHADES)}%", place)).append(" ")
+    if signed:
+        text.append("  against: ", style="dim")
+        text.append_text(shaded(console, "80%", len(SHADES) - 1, against=True))
     return text
 
 
-def shaded(console: Console, text: str, shade: tuple[str, str]) -> Text:
+def shaded(console: Console, text: str, step: int, *, against: bool = False) -> Text:
     """A text in its colour, or followed by its mark on a terminal without colour."""
-    mark, style = shade
+    mark, style = SHADES[step]
     if console.color_system is not None and not console.no_color:
-        return Text(f" {text} ", style=style)
-    return Text(f"{text}{mark if console.encoding.lower().startswith('utf') else ASCII[mark]}")
+        return Text(f" {text} ", style=AGAINST[step] if against else style)
+    mark = mark if console.encoding.lower().startswith("utf") else ASCII[mark]
+    return Text(f"{'-' if against and step else ''}{text}{mark}")
