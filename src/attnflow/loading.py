@@ -208,6 +208,7 @@ def load_source(source: Source) -> Model:
             **options,
             **weights,
         )
+    check_data(source, model)
     check_weights(source, Model(model), report)
     return Model(model, load_processor(source, model.config, settings, options))
 
@@ -350,7 +351,11 @@ def check_weights(source: Source, loaded: Model, report: dict[str, Any]) -> None
         )
     if report.get("error_msgs"):
         raise FileError(f"cannot load {source.name}: {report['error_msgs'][0]}")
-    tensors = [*loaded.model.named_parameters(), *loaded.model.named_buffers()]
+
+
+def check_data(source: Source, model: Any) -> None:
+    """Refuse a model of which a parameter or buffer is on the meta device, without data."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     empty = next((name for name, tensor in tensors if tensor.is_meta), None)
     if empty is not None:
         raise FileError(f"cannot load {source.name}: {empty} is on the meta device, without data")
