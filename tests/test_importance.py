@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import attnflow as af
-from attnflow.importance import REDUCTIONS, find_replacement
+from attnflow.importance import REDUCTIONS, find_first_block, find_replacement
 from tests.families import build, word_tokenizer
 
 TEXT = "the key to the cabinets"
@@ -185,7 +186,7 @@ def test_what_replaces_a_token() -> None:
 def test_importance_by_word_and_its_top() -> None:
     found = af.Importance(
         np.array([0.1, 0.2, 0.3]),
-        "blank_out",
+        "input_gradient",
         ("[CLS]", "cabi", "##nets"),
         "singular",
         0.9,
@@ -194,7 +195,77 @@ def test_importance_by_word_and_its_top() -> None:
     assert found.top(1) == [(2, "##nets", 0.3)]
     assert found.by_word().tokens == ("[CLS]", "cabinets")
     np.testing.assert_allclose(found.by_word(), [0.1, 0.5])
-    assert "blank_out of 3 tokens for 'singular' (0.900)" in repr(found)
+    assert "input_gradient of 3 tokens for 'singular' (0.900)" in repr(found)
+    with pytest.raises(af.OptionError, match="groups='words'"):
+        replace(found, method="blank_out").by_word()
+
+
+def test_blank_out_by_word_blanks_the_whole_word() -> None:
+    model = af.load()
+    text = "the dogs don't see it"
+    encoded = model.encode(text)
+    place = encoded.words.index(2) if encoded.words else -1
+    found = af.blank_out(model, text, groups="words")
+    assert found.tokens[3] == "don't"
+    unknown = model.tokenizer.unk_token_id
+    ids = list(encoded.ids)
+    ids[place : place + 2] = [unknown, unknown]
+    before, after = (dict(model.predict([value])) for value in (text, ids))
+    drop = before[found.target] - after.get(found.target, 1 - next(iter(after.values())))
+    assert found.values[3] == pytest.approx(abs(drop), abs=1e-6)
+    shown = af.explain(text).scores(by_word=True)
+    assert abs(shown["blank_out"][1]) == pytest.approx(found.values, abs=1e-6)
+    assert {tokens for tokens, _ in shown.values()} == {found.tokens}
+
+
+def test_signed_blank_out_speaks_for_and_against() -> None:
+    model, text = af.load(), "the key to the old cabinets"
+    plain = af.blank_out(model, text)
+    both = [af.blank_out(model, text, target, signed=True) for target in ("singular", "plural")]
+    assert not plain.signed
+    assert (plain.values >= 0).all()
+    assert both[0].signed
+    assert np.abs(both[0].values + both[1].values).max() < 1e-9  # of two classes, one is the other
+    assert np.abs(np.abs(both[0].values) - plain.values).max() < 1e-9
+    assert both[0].values[plain.tokens.index("key")] > 0 > both[0].values.min()
+    assert af.explain(text, target="plural").importance["blank_out"].target == "plural"
+    found = af.explain(text, target="plural").importance["blank_out"].values
+    assert np.abs(found - both[1].values).max() < 1e-9
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert-like", "llama", "verb-number"])
+def test_times_input_is_taken_where_the_first_block_begins(family: str) -> None:
+    """Gradient times what enters the first block, by a plain pass from there on."""
+    if family == "verb-number":
+        model = af.load()
+        ids = list(model.encode("the key to the cabinets").ids)
+    else:
+        name = {"bert-like": "roberta"}.get(family, family)
+        model, ids = af.Model(build(name)), [7, 23, 41, 9]
+    block = find_first_block(model)
+    kept: list[torch.Tensor] = []
+
+    def keep(module: Any, given: Any, named: Any) -> Any:
+        state = given[0] if given else named["hidden_states"]
+        kept.append(state.detach().requires_grad_())
+        if given:
+            return (kept[0], *given[1:]), named
+        return given, {**named, "hidden_states": kept[0]}
+
+    handle = block.register_forward_pre_hook(keep, with_kwargs=True)
+    arguments = model.batch([model.encode(ids)])
+    logits = model.logits(arguments, [model.logit_position(model.encode(ids))])
+    handle.remove()
+    probabilities = model.probabilities(logits)[0]
+    probabilities[probabilities.argmax()].backward()
+    assert kept[0].grad is not None
+    expected = (kept[0].grad * kept[0]).sum(-1).abs()[0].detach().numpy()
+    found = af.input_gradient(model, ids, reduce="times_input").values
+    assert np.abs(found - expected).max() < 1e-6 * max(1.0, float(expected.max()))
+    state = kept[0].detach()[0]
+    assert (state - model.embedding(torch.tensor(ids)).detach()).abs().max() > 1e-4 or (
+        family == "llama"  # which adds no positions to its embeddings
+    )
 
 
 def test_targets_of_language_models_are_tokens() -> None:

@@ -128,6 +128,7 @@ class Explanation:
             "text": self.text if isinstance(self.text, str) else None,
             "model": self.model,
             "prediction": self.prediction,
+            "target": next((each.target for each in self.importance.values()), None),
             "tokens": self.tokens,
             "special": self.special,
             "position": self.position,
@@ -140,6 +141,7 @@ class Explanation:
             content[name] = {
                 "target": importance.target,
                 "probability": importance.probability,
+                "signed": importance.signed,
                 "values": importance.values.tolist(),
             }
         file.write(dump_json(content).encode())

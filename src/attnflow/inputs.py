@@ -9,7 +9,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnflow.errors import OptionError
+from attnflow.errors import CaptureError, OptionError
 from attnflow.graph import integers
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int | None = None
         options |= {"truncation": True, "max_length": max_length}
     if len(texts) > 1:
         options["return_token_type_ids"] = True
-    encoded = tokenizer(*texts, **options)
+    encoded = call_tokenizer(tokenizer, texts, options)
     ids = token_ids(encoded["input_ids"])
     mask = token_ids(encoded["attention_mask"]) if "attention_mask" in encoded else [1] * len(ids)
     real = [place for place, seen in enumerate(mask) if seen]  # a tokenizer may pad by itself
@@ -69,6 +69,19 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int | None = None
     kinds = token_ids(encoded["token_type_ids"]) if len(texts) > 1 else []
     segments = tuple(kinds[place] for place in real) if kinds else ()
     return Tokens(tuple(ids[place] for place in real), names, words, segments)
+
+
+def call_tokenizer(tokenizer: Any, texts: Sequence[str], options: dict[str, Any]) -> Any:
+    """What the tokenizer says; or one line, whatever it raises (a panic of Rust's among it)."""
+    try:
+        return tokenizer(*texts, **options)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        line = " ".join(str(error).split())
+        raise CaptureError(
+            f"the tokenizer failed on this text: {type(error).__name__}: {line[:300]}"
+        ) from error
 
 
 def number_words(

@@ -16,6 +16,7 @@ from attnflow.inputs import (
     Encoded,
     are_many,
     batches,
+    call_tokenizer,
     padded,
     patch_size,
     read_image,
@@ -356,13 +357,17 @@ class Model:
 
     def _decoder_ids(self, ids: tuple[int, ...], target: Any) -> tuple[int, ...]:
         """What the decoder reads: the target, a classifier's own shifted input, or the start."""
-        starts = [
-            getattr(self.config, f"{name}_token_id", None) for name in ("decoder_start", "bos")
-        ]
-        start = next((int(each) for each in starts if each is not None), 0)
+        names = ("decoder_start_token_id", "bos_token_id")
+        starts = [getattr(self.config, name, None) for name in names]
+        start = next((each for each in starts if each is not None), 0)
+        if not isinstance(start, int) or not 0 <= start < self.vocabulary_size:
+            raise CaptureError(
+                f"the decoder of {self.name} must start with a token id from 0 to"
+                f" {self.vocabulary_size - 1}; its configuration says {start!r}"
+            )
         if target is not None:
             found = (
-                list(self.tokenizer(text_target=target)["input_ids"])
+                list(call_tokenizer(self.tokenizer, (), {"text_target": target})["input_ids"])
                 if isinstance(target, str)
                 else token_ids(target)
             )
