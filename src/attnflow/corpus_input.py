@@ -226,12 +226,13 @@ def read_json_lines(source: Source, path: str, file: Any, report: Report) -> Ite
         if not columns and objects:
             names = list(dict.fromkeys(name for found in objects for name in found))
             columns = source.columns(path, names, report)
+        only = source.text is None and columns and columns[0] not in TEXT_COLUMNS
         for number, written, found in ahead:
             if isinstance(found, str):
                 yield Cell(written, problem=found)
                 continue
-            other = next((name for name in TEXT_COLUMNS if name in found), None)
-            if source.text is None and other and columns[0] not in TEXT_COLUMNS:
+            if only and not found.keys().isdisjoint(TEXT_COLUMNS):
+                other = next(name for name in TEXT_COLUMNS if name in found)
                 raise FileError(
                     f"{path}, line {number}: here is a column {other!r}, and the texts were taken"
                     f" from {columns[0]!r}, the only column before: name it by text_column"
@@ -244,6 +245,7 @@ def read_json_lines(source: Source, path: str, file: Any, report: Report) -> Ite
 
 def parsed_lines(path: str, file: Any) -> Iterator[tuple[int, str, dict[str, Any] | str]]:
     """Of each line that is not blank: number, content, and the object; or why there is none."""
+    decode = json.JSONDecoder(object_pairs_hook=unrepeated).decode
     for number, line in enumerate(io.BufferedReader(file), start=1):
         if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]):
             raise FileError(f"{path} is not UTF-8 but, it seems, UTF-16: save it as UTF-8")
@@ -252,7 +254,7 @@ def parsed_lines(path: str, file: Any) -> Iterator[tuple[int, str, dict[str, Any
             continue
         found: Any
         try:
-            found = json.loads(written, object_pairs_hook=unrepeated)
+            found = decode(written)
         except FileError as error:
             found = str(error)
         except (ValueError, RecursionError) as error:
@@ -323,8 +325,8 @@ def values_of(batch: Any, name: str) -> list[Any]:
 
 def cell_of(found: Sequence[Any]) -> Cell:
     """A row from the values of `Source.columns`."""
-    text, id_, label, *kept = found
-    return Cell(text, clean(id_), clean(label), tuple(map(clean, kept)))
+    kept = tuple(map(clean, found[3:])) if len(found) > 3 else ()
+    return Cell(found[0], clean(found[1]), clean(found[2]), kept)
 
 
 READERS = {
