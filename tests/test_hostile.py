@@ -44,7 +44,7 @@ def bare_errors(patch: pytest.MonkeyPatch) -> None:
 
 
 def hidden_characters(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cli, "app", lambda: print("\x1b[2J"))
+    patch.setattr(cli, "app", lambda **_: print("\x1b[2J"))
 
 
 def bare_manifests(patch: pytest.MonkeyPatch) -> None:

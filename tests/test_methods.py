@@ -619,7 +619,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: af.max_flow(GRAPH, source=(4, [0, 1]), target=(0, 1)), "source must be one; got"),  # type: ignore[arg-type]
     (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [])), "must be at least one; got none"),
     (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [1, 1])), "different ones; got 1 twice"),
-    (lambda: af.flow(GRAPH, groups="words"), "this graph has none: give Attention.words="),
+    (lambda: af.flow(GRAPH, groups="words"), "here are none: give Attention.words="),
     (lambda: af.raw(GRAPH, groups="sentences"), "unknown groups 'sentences'; choose 'words'"),
     (lambda: af.raw(GRAPH, groups=[]), "at least one group must be given; got none"),
     (lambda: af.raw(GRAPH, groups=5), "groups must be a list; got 5"),  # type: ignore[arg-type]
