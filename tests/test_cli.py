@@ -559,7 +559,7 @@ BAD = [
     (["flow", EXAMPLE, "--heads", "-1"], "from 0 to 11; got -1"),
     (
         ["flow", "fused.npy", "--without", "x"],
-        "--without takes whole numbers of at most 18 digits; got 'x'",
+        "--without must be numbers like 1,6; got 'x'",
     ),
     (["flow", "fused.npy", "--without", "9"], "without must be from 0 to 3; got 9"),
     (["flow", "fused.npy", "--without", "0", "--position", "0"], "position 0 was taken out"),
@@ -740,7 +740,7 @@ for door, arguments in json.loads(Path(doors).read_text()).items():
 
 @pytest.fixture(scope="module", params=["pipe", "colour"])
 def opened_doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What each door wrote, in files named after the doors; in a pipe, and on a terminal with colour."""
+    """What each door wrote, in files named after it; in a pipe, and on a terminal with colour."""
     from transformers import BertForSequenceClassification
 
     from tests.families import FAMILIES, build, word_tokenizer
@@ -827,12 +827,21 @@ MANY = "9" * 5000  # Python reads no whole number of so many digits
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "verb-number", "t.tsv", "--query", MANY], "--query takes whole numbers"),
-        (["evaluate", "verb-number", "t.tsv", "--layers", MANY], "--layers takes whole numbers"),
-        (["evaluate", "verb-number", "t.tsv", "--layers", "²"], "--layers takes whole numbers"),
-        (["corpus", "run", "t.tsv", "--out", "c", "--position", MANY], "--position takes whole"),
-        (["flow", EXAMPLE, "--without", f"0,-{MANY}"], "--without takes whole numbers"),
-        (["flow", EXAMPLE, "--heads", MANY], "--heads takes whole numbers"),
+        (["evaluate", "verb-number", "t.tsv", "--query", MANY], "--query must be numbers like 1,6"),
+        (
+            ["evaluate", "verb-number", "t.tsv", "--layers", MANY],
+            "--layers must be numbers like 1,6",
+        ),
+        (
+            ["evaluate", "verb-number", "t.tsv", "--layers", "²"],
+            "--layers must be numbers like 1,6",
+        ),
+        (
+            ["corpus", "run", "t.tsv", "--out", "c", "--position", MANY],
+            "--position must be numbers",
+        ),
+        (["flow", EXAMPLE, "--without", f"0,-{MANY}"], "--without must be numbers like 1,6"),
+        (["flow", EXAMPLE, "--heads", MANY], "--heads must be numbers like 1,6"),
         (["flow", EXAMPLE, "--layer", MANY], "Invalid value for '--layer'"),
         (["flow", EXAMPLE, "--out", "loop.csv"], "its links lead in a circle"),
         (["explain", "key", "--out", "loop.html"], "its links lead in a circle"),

@@ -1490,7 +1490,7 @@ def test_the_commands(
         ("corpus", "top", out, "--min-count", "9999"): "give a smaller --min-count",
         ("corpus", "status", tmp_path): "is no corpus folder",
         (*run[:-1], "21"): "option shard_rows was 20 and is 21",
-        (*run, "--layers", "six"): "--layers takes whole numbers of at most 18 digits; got 'six'",
+        (*run, "--layers", "six"): "--layers must be numbers like 1,6; got 'six'",
     }.items():
         line = said(*arguments, status=2)
         assert message in line

@@ -38,7 +38,7 @@ def test_an_overwritten_file_keeps_its_permissions(
 def test_a_new_file_follows_the_umask_which_is_never_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between setting the umask and putting it back, other threads would make files for everybody."""
+    """Between setting it and putting it back, other threads would make files for everybody."""
     umask = os.umask
     before = umask(0o027)
     try:

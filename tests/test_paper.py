@@ -281,7 +281,7 @@ def test_the_table_commands_write_both_forms_where_they_are_told(
         ),
         (
             ["evaluate", "verb-number", "{folder}/bad.tsv", "--layers", "top"],
-            "--layers takes whole numbers",
+            "--layers must be numbers like 1,6",
         ),
         (
             ["train", "verb-number", "--data", "{folder}/missing", "--out", "{folder}/new"],

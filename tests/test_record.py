@@ -690,7 +690,7 @@ def test_a_shadow_that_somebody_else_put_there_stays() -> None:
 
 
 def test_threads_record_their_own_passes_and_leave_the_module_as_it_was() -> None:
-    """Two threads on one module, in step at the start of each round: each gets what it gets alone."""
+    """Two threads on one module, in step as rounds begin: each gets what it gets alone."""
     module = encoder()
     inputs = [torch.randn(BATCH, length, SIZE) for length in (LENGTH, SOURCE)]
     with torch.no_grad():
@@ -727,7 +727,7 @@ def weights(recordings: Recordings) -> list[Any]:
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("failing", [False, True])
 def test_blocks_that_overlap_may_close_in_any_order(order: tuple[int, ...], failing: bool) -> None:
-    """Three blocks, two on the module and one on a part of it; each hears all passes until it closes."""
+    """Two blocks on the module, one on a part of it; each hears all passes until it closes."""
     module, x = encoder(2), torch.randn(BATCH, LENGTH, SIZE)
     before = {name: dict(vars(part)) for name, part in module.named_modules()}
     blocks = [ExitStack(), ExitStack(), ExitStack()]

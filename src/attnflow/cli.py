@@ -471,7 +471,7 @@ def describe(error: BaseException) -> str:
 
 
 def drop_output() -> None:
-    """Let go what standard output does not take, or Python tries again, and complains, at its end."""
+    """Let go what standard output does not take, or Python tries again, and complains, at exit."""
     try:
         sys.stdout.flush()
     except OSError:

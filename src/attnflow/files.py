@@ -129,9 +129,8 @@ def unpacked(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
 def writable(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written, links followed; or an error, before anything is computed."""
     try:
-        target = Path(
-            os.path.realpath(path)
-        )  # Path.resolve raises RuntimeError on a circle of links
+        # not by Path.resolve, which raises RuntimeError where links lead in a circle
+        target = Path(os.path.realpath(path))
         if target.is_symlink():
             raise FileError(f"cannot write {path}: its links lead in a circle")
         if target.is_dir():

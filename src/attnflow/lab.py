@@ -452,7 +452,12 @@ def listed(text: str) -> list[str]:
 def whole_number(text: str, option: str) -> int:
     """A whole number of the command line; Python would refuse to read some thousand digits."""
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise OptionError(f"{option} takes whole numbers of at most 18 digits; got {text!r}")
+        got = (
+            repr(text)
+            if len(text) <= 40
+            else f"{text[:20]!r} and {len(text) - 20:,} more characters"
+        )
+        raise OptionError(f"{option} must be numbers like 1,6; got {got}")
     return int(text)
 
 

@@ -345,7 +345,7 @@ def note_call(
     hint: bool = False,
     norm: Any = None,
 ) -> None:
-    """Record one call, from what entered it. norm: the layer norm that a fused kernel applies first."""
+    """Record one call, from what entered it. norm: the layer norm that a fused kernel has."""
     torch, module, recordings = import_torch(), place.module, session.recordings
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         same, nested = query is key, query.is_nested

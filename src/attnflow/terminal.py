@@ -1,6 +1,5 @@
 """What the command line shows: tables with bars, strips of coloured tokens, notes."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -84,8 +83,9 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def print_note(note: object) -> None:
-    """A note on standard error."""
-    Console(stderr=True).print(Text(f"note: {printable(note)}", style="yellow"))
+    """A note on standard error, in one line."""
+    line = printable(" ".join(str(note).split()))
+    Console(stderr=True).print(Text(f"note: {line}", style="yellow"))
 
 
 def print_markdown(markdown: str) -> None:
@@ -110,13 +110,16 @@ def print_markdown(markdown: str) -> None:
                 table.add_row(*map(Text, row))
             console.print(table)
             rows = []
+        title = len(line) > 4 and line.startswith("**") and line.endswith("**")
         if line:
-            console.print(Text(printable(line)))
+            console.print(
+                Text(printable(line.strip("*")), "bold") if title else Text(printable(line))
+            )
 
 
 def read_cells(line: str) -> list[str]:
     """The cells of one line of a table in Markdown, cleaned."""
-    cells = re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |"))
+    cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
     return [printable(cell.replace("\\|", "|")) for cell in cells]
 
 
