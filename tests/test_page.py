@@ -153,7 +153,7 @@ def numbers(tab: "Page") -> list[tuple[str, float]]:
 
 def check_numbers(tab: "Page", row: Floats) -> None:
     """The panel shows the largest numbers of a row; those too small for 16 bits are not there."""
-    expected = np.sort(row)[::-1][:10]
+    expected = row[np.argsort(-np.abs(row), kind="stable")][:10]
     shown = np.zeros(len(expected))
     found = [value for _, value in numbers(tab)]
     shown[: len(found)] = found
@@ -315,9 +315,62 @@ def test_saturated_flow_says_that_it_says_nothing(visit: Open) -> None:
     tab = visit(explanation_page(found))
     assert not tab.locator("#note").is_visible()
     tab.locator("#tab-flow").click()
-    assert "says nothing about this position" in tab.locator("#note").inner_text()
+    assert "it says nothing" in tab.locator("#note").inner_text()
     move_slider(tab, 1)
     assert not tab.locator("#note").is_visible()
+
+
+BACKGROUNDS = "[...document.querySelectorAll('#strips .token')].map(each => each.style.background)"
+
+
+def colours(tab: "Page") -> list[tuple[int, ...] | None]:
+    """The red, green and blue of each token; None where it has no colour."""
+    found = tab.evaluate(BACKGROUNDS)
+    return [tuple(map(int, re.findall(r"\d+", each))) or None for each in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_speaks_against_the_target_has_another_colour(
+    visit: Open, small: af.Explanation, scheme: str
+) -> None:
+    values = small.importance["blank_out"].values
+    assert values.min() < 0 < values.max()
+    tab = visit(explanation_page(small), scheme=scheme)
+    tab.locator("#tab-blank_out").click()
+    assert f"Watched: \u2068{small.importance['blank_out'].target}" in (
+        tab.locator("#meaning").inner_text()
+    )
+    assert "orange ones against it" in tab.locator("#meaning").inner_text()
+    painted = colours(tab)
+    for value, colour in zip(values, painted, strict=True):
+        assert colour is not None
+        if abs(value) > 0.02 * np.abs(values).max():
+            assert (colour[2] > colour[0]) == (value > 0), (value, colour)
+    shown = table(tab)["Blank-out"]
+    assert np.abs(np.array(shown) - values).max() < CLOSE
+
+
+def test_flow_that_hardly_differs_is_not_painted(visit: Open) -> None:
+    found = explained(random_attention(8, 12, sharpness=0.3))
+    assert found.flow.select(0, 8).spread[0, 0] < 0.02
+    tab = visit(explanation_page(found))
+    assert None not in colours(tab)
+    tab.locator("#tab-flow").click()
+    assert set(colours(tab)) == {None}
+    assert "spread 0.01" in tab.locator("#note").inner_text()
+    move_slider(tab, 1)
+    assert None not in colours(tab)
+
+
+def test_what_is_not_finite_is_said_not_drawn(visit: Open, small: af.Explanation) -> None:
+    unsound = replace(
+        small.importance["blank_out"], values=np.array([np.nan, *[0.1] * (len(small.tokens) - 1)])
+    )
+    tab = visit(explanation_page(replace(small, importance={"blank_out": unsound})))
+    assert not tab.locator("#note").is_visible()
+    tab.locator("#tab-blank_out").click()
+    assert "Blank-out cannot be drawn here" in tab.locator("#note").inner_text()
+    assert set(colours(tab)) == {None}
 
 
 # ---- the graph ------------------------------------------------------------------------------------------------------------------

@@ -72,7 +72,11 @@ def test_generation_is_sensible_and_m_is_right(smollm2: Any) -> None:
     ]
     whole = af.rollout(af.capture(smollm2, ids), normalize=None).values
     assert np.abs(values - whole[:, story.size - 1 :, : story.size].transpose(1, 2, 0)).max() < 1e-4
-    assert "Ġof" not in story.rollout().filtered().prompt
+    with pytest.warns(af.ShareWarning, match="filtering kept"):
+        filtered = story.rollout().filtered()
+    assert "Ġof" not in filtered.prompt
+    assert filtered.kept is not None
+    assert filtered.kept[:, -1].max() < 0.01  # the first token, a common word, has the rest
 
 
 def test_chat_messages_go_through_the_template(smollm2: Any) -> None:

@@ -18,12 +18,14 @@ from attnflow.errors import (
     OptionError,
     RoundingWarning,
     SaturationWarning,
+    ShareWarning,
     WeightsError,
 )
 from attnflow.evaluate import Report, evaluate
 from attnflow.explain import Explanation, explain
 from attnflow.generation import Generation, PromptAttention, generate
 from attnflow.graph import AttentionGraph
+from attnflow.groups import Group
 from attnflow.importance import Importance, blank_out, input_gradient
 from attnflow.loading import load
 from attnflow.methods import METHODS, flow, max_flow, raw, rollout
@@ -42,6 +44,7 @@ __all__ = [
     "Explanation",
     "FileError",
     "Generation",
+    "Group",
     "Importance",
     "MaxFlow",
     "MissingExtraError",
@@ -51,6 +54,7 @@ __all__ = [
     "Report",
     "RoundingWarning",
     "SaturationWarning",
+    "ShareWarning",
     "TokenAttention",
     "WeightsError",
     "blank_out",

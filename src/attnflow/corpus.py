@@ -38,6 +38,7 @@ from attnflow.corpus_folder import (
     write_shard,
 )
 from attnflow.corpus_input import Report, Row, Source, fingerprint, ignore, source_of
+from attnflow.corpus_read import read_shards
 from attnflow.corpus_shard import (
     MODEL,
     Job,
@@ -418,6 +419,8 @@ def drop_damaged(folder: Path, manifest: Manifest, report: Report) -> None:
         ):
             report(f"{shard_path(folder, index).name} is missing or damaged: it is computed again")
             del manifest.shards[index]
+    for _ in read_shards(folder, manifest):  # whole files that are not what the manifest says
+        break
     if len(manifest.shards) < manifest.count:
         manifest.errors_sha256 = None
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from attnflow.evaluate import queried
 from attnflow.graph import AttentionGraph, Floats, check_whole, integers
 from attnflow.importance import IMPORTANCES
 from attnflow.inputs import Encoded, batches
+from attnflow.memory import available_memory, in_gigabytes, is_of_memory
 from attnflow.methods import METHODS
 from attnflow.models import Model
 
@@ -42,7 +42,6 @@ EMPTY, TOO_LONG, TOO_LARGE, UNDECODABLE, UNREADABLE, LABEL, MODEL = (
     "model error",
 )
 LITTLE = 2**27  # bytes; whether there are that many is not asked
-MEMORY = ("allocate memory", "not enough memory", "out of memory")  # how torch says it
 
 
 class MethodError(AttnFlowError, RuntimeError):
@@ -371,64 +370,6 @@ def memory_needed(job: Job, batch: Sequence[Task]) -> int:
     """
     size = max(task.size for task in batch)
     return size**2 * (job.depth * (4 * len(batch) + 2 * 8) + 2 * 8)
-
-
-def available_memory() -> int | None:
-    """The bytes that the machine and the control groups have left on Linux; elsewhere None."""
-    known = read_numbers(Path("/proc/meminfo"))
-    if "MemAvailable:" not in known:
-        return None
-    return int(max(0, min(known["MemAvailable:"] * 1024, *map(left_in, control_groups()))))
-
-
-def control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """The folders of this process's control groups, version 1 or 2, and of their parents."""
-    found = [root]
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return found
-    for _, kinds, path in (line.split(":", 2) for line in lines):
-        top = root / "memory" if "memory" in kinds.split(",") else root
-        own = top / path.strip("/")
-        found += [top, *(each for each in (own, *own.parents) if top in each.parents)]
-    return list(dict.fromkeys(found))
-
-
-def left_in(group: Path) -> float:
-    """The bytes that a control group has left, infinite without a limit; caches can be had back."""
-    for most, used in (
-        ("memory.max", "memory.current"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        try:
-            limit, usage = (int((group / name).read_text()) for name in (most, used))
-        except (OSError, ValueError):  # another version, or "max"
-            continue
-        cached = read_numbers(group / "memory.stat")
-        return limit - usage + cached.get("inactive_file", 0) + cached.get("active_file", 0)
-    return float("inf")
-
-
-def read_numbers(path: Path) -> dict[str, int]:
-    """The numbers of a file of the kernel, by the names before them; none without such a file."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdecimal()}
-
-
-def is_of_memory(error: Exception) -> bool:
-    """Whether memory was short: numpy raises MemoryError, torch a RuntimeError that says so."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in MEMORY)
-    )
-
-
-def in_gigabytes(size: int) -> str:
-    """A size for a message."""
-    return f"{size / 1e9:,.1f} GB"
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------------------------

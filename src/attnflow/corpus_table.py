@@ -12,7 +12,8 @@ import numpy as np
 
 from attnflow.corpus_folder import ERRORS, Manifest, is_whole, shard_errors_path, shard_path
 from attnflow.corpus_input import require_pyarrow
-from attnflow.corpus_shard import error_schema, result_schema
+from attnflow.corpus_read import check_schema, read_shards, schema_of
+from attnflow.corpus_shard import error_schema
 from attnflow.errors import FileError, OptionError
 from attnflow.evaluate import markdown, spearman
 from attnflow.files import by_ending, dump_json, write_csv
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 DIGITS = 6  # of a score that is stored in float32; what follows is rounding, and breaks no tie
 RESAMPLES = 1000
-BATCH = 1024  # rows that are read together
 SHOWN = 20  # shards that are named
 HEADER = ["against", "method", "layer", "mean", "low", "high", "std", "examples", "undefined"]
 
@@ -55,59 +55,8 @@ def read_corpus(
                 f"unknown column {unknown[0]!r}; choose from {', '.join(schema.names)}"
             )
         schema = pa.schema([schema.field(name) for name in columns])
-    found = stored(Path(folder), manifest, columns)
+    found = read_shards(Path(folder), manifest, columns)
     return found if batches else pa.Table.from_batches(list(found), schema=schema)
-
-
-def stored(
-    folder: Path, manifest: Manifest, columns: Sequence[str] | None = None
-) -> "Iterator[pyarrow.RecordBatch]":
-    """The rows of all finished shards, a few at a time, as the manifest says that they are."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema, layers = schema_of(manifest), manifest.options["layers"]
-    for index in sorted(manifest.shards):
-        path = shard_path(folder, index)
-        try:
-            with pq.ParquetFile(path) as file:
-                check_columns(path, file.schema_arrow, schema)
-                for batch in file.iter_batches(
-                    batch_size=BATCH, columns=None if columns is None else list(columns)
-                ):
-                    for name in set(layers) & set(batch.schema.names):
-                        check_layers(path, name, batch.column(name), layers[name])
-                    yield batch
-        except FileError:
-            raise
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise FileError(
-                f"cannot read {path}: {error}; run the same `corpus run` again, which mends it"
-            ) from error
-
-
-def check_columns(path: Path, found: "pyarrow.Schema", expected: "pyarrow.Schema") -> None:
-    """Refuse a shard that holds something else than the manifest says."""
-    if not found.equals(expected):
-        raise FileError(
-            f"{path.name} has other columns than the manifest says: {', '.join(found.names)}"
-        )
-
-
-def check_layers(path: Path, name: str, found: "pyarrow.Array", layers: Sequence[int]) -> None:
-    """Refuse scores [layer, token] of more or fewer layers than the manifest says."""
-    import pyarrow.compute as pc
-
-    if set(pc.list_value_length(found).to_pylist()) - {len(layers)}:
-        raise FileError(
-            f"{path.name} has other layers of {name} than the {len(layers)} that the manifest says"
-        )
-
-
-def schema_of(manifest: Manifest) -> "pyarrow.Schema":
-    """The columns of this corpus."""
-    options = manifest.options
-    return result_schema(options["methods"], options["importance"], options["keep"])
 
 
 # ---- how far, and how whole -----------------------------------------------------------------------------------------------------
@@ -209,7 +158,7 @@ def rows_in(
         return [], [f"{path.name} is not what was written: its checksum differs"]
     try:
         with pq.ParquetFile(path) as file:
-            check_columns(path, file.schema_arrow, schema)
+            check_schema(path, file.schema_arrow, schema)
             rows = file.read(columns=["row"]).column("row").to_pylist()
     except FileError as error:
         return [], [str(error)]
@@ -337,7 +286,7 @@ def evaluate_corpus(
         (name, method): [] for name in scored for method in chosen
     }
     count = 0
-    for batch in stored(Path(folder), manifest, ["special", *chosen, *scored]):
+    for batch in read_shards(Path(folder), manifest, ["special", *chosen, *scored]):
         for row in batch.to_pylist():
             if limit is not None and count >= limit:
                 break
@@ -416,7 +365,7 @@ def top_words(
     top = layers.index(max(layers))
     sums: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
-    for batch in stored(Path(folder), manifest, ["tokens", "special", "words", method]):
+    for batch in read_shards(Path(folder), manifest, ["tokens", "special", "words", method]):
         for name, value in words_in(batch.to_pylist(), method, top):
             word = name.lower()
             if common or not is_common(word):

@@ -5,6 +5,7 @@ for l = 1..depth. Nodes are (l, position); edges lead from (l, query) down to (l
 The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual * (query == key)`, so the edges out of a node sum to 1.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -219,9 +220,7 @@ def check_rows(
         raise WeightsError(
             f"weights are empty; got shape {weights.shape}: at least one layer, head and token are needed"
         )
-    checked = (
-        np.empty(weights.shape, np.float64 if precision == 8 else np.float32) if copy else weights
-    )
+    checked = make_room(weights.shape, precision) if copy else weights
     for layers in slabs(weights):
         part = weights[layers].astype(np.float64, order="C")
         bad = ~np.isfinite(part) | (part < 0)
@@ -246,6 +245,18 @@ def check_rows(
             part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision])
         )
     return checked
+
+
+def make_room(shape: tuple[int, ...], precision: int) -> Array:
+    """An uninitialised array, or an error that says what it would need."""
+    try:
+        return np.empty(shape, np.float64 if precision == 8 else np.float32)
+    except (MemoryError, ValueError) as error:
+        size = math.prod(shape) * min(precision, 8)
+        raise WeightsError(
+            f"weights of shape {shape} need {size / 1e9:,.0f} GB, more than this machine gives;"
+            " give fewer layers, fused heads, or a shorter input"
+        ) from error
 
 
 def slabs(weights: Array) -> Iterator[slice]:

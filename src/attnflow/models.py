@@ -24,6 +24,7 @@ from attnflow.inputs import (
     tokenize,
 )
 from attnflow.listening import Probe, probe
+from attnflow.memory import is_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -698,7 +699,7 @@ def running(model: Model) -> Iterator[None]:
         raise
     except Exception as error:
         line = " ".join(str(error).split()) or type(error).__name__
-        if "allocate memory" in line:  # torch's own word for it
+        if is_of_memory(error):
             raise MemoryError(line) from error
         raise CaptureError(
             f"{model.name} failed on this input: {type(error).__name__}: {line[:300]}"
