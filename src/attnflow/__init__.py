@@ -33,7 +33,7 @@ from attnflow.models import Model
 from attnflow.record import record
 from attnflow.results import MaxFlow, TokenAttention
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "METHODS",
