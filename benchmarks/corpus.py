@@ -31,14 +31,14 @@ import numpy as np
 import torch
 
 import attnflow as af
-from attnflow import corpus_shard
-from attnflow.capture import capture_batch
-from attnflow.corpus_folder import Packed, pack
-from attnflow.corpus_input import Row, fingerprint, source_of
-from attnflow.corpus_shard import Job, compute_shard, one_thread, plan_job
-from attnflow.inputs import batches
-from attnflow.methods import METHODS
-from attnflow.models import Model, evaluating
+from attnflow.capturing.assembly import capture_batch
+from attnflow.core.methods import METHODS
+from attnflow.corpus import shard as corpus_shard
+from attnflow.corpus.folder import Packed, pack
+from attnflow.corpus.rows import Row, fingerprint, source_of
+from attnflow.corpus.shard import Job, compute_shard, one_thread, plan_job
+from attnflow.models.inputs import batches
+from attnflow.models.model import Model, evaluating
 from inputs import PARAGRAPHS, folder_of, load
 from peers import EDMONDS_KARP, Peer
 from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, seconds_of, show

@@ -19,7 +19,7 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 import attnflow as af
-from attnflow.page import explanation_page
+from attnflow.show.page import explanation_page
 from sheets import HERE, Figure, environment_of, figure_sheet, publish, say, show
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -110,7 +110,7 @@ def measure(depth: int, size: int) -> list[Figure]:
     building = time.perf_counter() - began
     assets = sum(
         len(each.read_bytes())
-        for each in (files("attnflow") / "page_assets").iterdir()
+        for each in (files("attnflow.show") / "page_assets").iterdir()
         if each.is_file()
     )
     points = np.random.default_rng(1).uniform([0.15, 0.05], [0.95, 0.85], (HOVERS, 2)).tolist()

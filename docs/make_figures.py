@@ -16,9 +16,9 @@ from rich.console import Console
 
 import attnflow as af
 from attnflow import figures
-from attnflow.cli import DEMO
+from attnflow.cli.commands import DEMO
 from attnflow.paper import grammar
-from attnflow.terminal import print_explanation
+from attnflow.show.terminal import print_explanation
 
 FOLDER = Path(__file__).parent / "pictures"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")

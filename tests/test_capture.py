@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 
 import attnflow as af
-from attnflow.listening import listening
+from attnflow.models.listening import listening
 from tests.families import DECODERS, ENCODERS, FAMILIES, PAIRS, VISION, build, word_tokenizer
 from tests.oracles import Floats
 
@@ -174,7 +174,7 @@ def test_long_inputs_are_captured_block_by_block(monkeypatch: pytest.MonkeyPatch
         model = af.Model(build(family))
         whole = af.capture(model, example(family), heads=None)
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["attnflow.listening"], "BLOCK", 100)
+            patch.setattr(sys.modules["attnflow.models.listening"], "BLOCK", 100)
             pieces = af.capture(model, example(family), heads=None)
         assert np.abs(whole.weights - pieces.weights).max() < 1e-6
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow import cli, progress
+from attnflow import progress
+from attnflow.cli import commands as cli
 from tests.oracles import attention
 
 EXAMPLE = str(Path(__file__).parent / "data" / "example.npz")
@@ -721,7 +722,7 @@ SILENT = {"a number", "bytes that are no UTF-8", "the state of a corpus"}  # the
 PROGRAM = """
 import json, os, sys, traceback
 from pathlib import Path
-from attnflow import cli
+from attnflow.cli import commands as cli
 doors, place = sys.argv[1:]
 for door, arguments in json.loads(Path(doors).read_text()).items():
     for number, name in ((1, "out"), (2, "err")):

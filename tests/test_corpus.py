@@ -24,17 +24,19 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import attnflow as af
-from attnflow import corpus, corpus_ray, corpus_shard
-from attnflow.corpus_folder import Manifest, pack, shard_path, write_shard
-from attnflow.corpus_input import READ_ROWS, Row, source_of
-from attnflow.corpus_table import (
+from attnflow.core.methods import METHODS
+from attnflow.corpus import on_ray as corpus_ray
+from attnflow.corpus import running as corpus
+from attnflow.corpus import shard as corpus_shard
+from attnflow.corpus.folder import Manifest, pack, shard_path, write_shard
+from attnflow.corpus.rows import READ_ROWS, Row, source_of
+from attnflow.corpus.tables import (
     bootstrap,
     corpus_status,
     evaluate_corpus,
     top_words,
     verify_corpus,
 )
-from attnflow.methods import METHODS
 from tests.families import DECODERS, build, word_tokenizer
 from tests.test_cli import inside
 
@@ -801,7 +803,7 @@ def test_resuming_takes_the_options_of_the_manifest(
 ) -> None:
     out = tmp_path / "out"
     other = tmp_path / "model"
-    shutil.copytree(Path(af.__file__).parent / "weights", other)
+    shutil.copytree(Path(af.__file__).parent / "models" / "weights", other)
     texts.write_text("".join(f"{line},x\n" for line in texts.read_text().splitlines()))
     texts.write_text(texts.read_text().replace("text,x", "body,stars", 1))
     options: dict[str, Any] = {
@@ -918,7 +920,7 @@ def test_what_changed_is_refused_by_name(texts: Path, tmp_path: Path) -> None:
     begun(texts, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     other = tmp_path / "model"
-    shutil.copytree(Path(af.__file__).parent / "weights", other)
+    shutil.copytree(Path(af.__file__).parent / "models" / "weights", other)
     begun(texts, out, model=other)  # the same model in another place
     alter(other / "model.safetensors")
     changes: list[tuple[dict[str, Any], str]] = [
@@ -1254,7 +1256,7 @@ def test_a_worker_that_dies_is_one_line(
             return os._exit, (9,)
 
     rows = [Deadly(number, str(number), "the key") for number in range(50)]
-    monkeypatch.setattr("attnflow.corpus_input.Source.rows", lambda self, *_: iter(rows))
+    monkeypatch.setattr("attnflow.corpus.rows.Source.rows", lambda self, *_: iter(rows))
     with pytest.raises(af.FileError, match="a worker died"):
         begun(texts, tmp_path / "out", workers=2)
     monkeypatch.undo()

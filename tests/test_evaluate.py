@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import attnflow as af
-from attnflow.evaluate import read_examples, spearman
-from attnflow.importance import IMPORTANCES
+from attnflow.analysis.evaluation import read_examples, spearman
+from attnflow.analysis.importance import IMPORTANCES
 from tests.families import build, word_tokenizer
 
 EXAMPLES = [
@@ -179,7 +179,7 @@ def test_hugging_face_models_are_evaluated_alike() -> None:
 def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    module = sys.modules["attnflow.evaluate"]
+    module = sys.modules["attnflow.analysis.evaluation"]
     monkeypatch.setattr(module, "CHUNK", 1)
     score, calls = module.Job.score, []
 

@@ -17,9 +17,10 @@ from matplotlib.font_manager import FontProperties
 from PIL import Image
 
 import attnflow as af
-from attnflow import drawing, figure_graphs, figures, terminal
-from attnflow.evaluate import Scored
-from attnflow.figures import Drawing
+from attnflow import figures
+from attnflow.analysis.evaluation import Scored
+from attnflow.show import drawing, figure_graphs, terminal
+from attnflow.show.figures import Drawing
 from tests.oracles import attention
 
 DEPTH, TOKENS = 3, ("[CLS]", "Ġthe", "▁keys", "##ing", "are")
@@ -776,7 +777,7 @@ def test_terminal_page_and_figures_have_one_colour_scale() -> None:
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
-    script = (Path(af.__file__).parent / "page_assets" / "page.js").read_text()
+    script = (Path(af.__file__).parent / "show" / "page_assets" / "page.js").read_text()
     (listed,) = re.findall(r"light: \[([^]]*)\]", script)
     page = [f"#{colour}" for colour in re.findall("[0-9a-f]{6}", listed)]
     for place, colour in enumerate(page):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow.files import dump_json, write_file
+from attnflow.core.files import dump_json, write_file
 
 NAN, INFINITE = float("nan"), float("inf")
 

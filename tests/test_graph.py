@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow import graph
+from attnflow.core import graph
 from tests.oracles import Floats, any_attention, attention
 
 RNG = np.random.default_rng(0)

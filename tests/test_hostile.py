@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow import cli, corpus, flows, graph
-from attnflow.corpus_folder import Manifest, merge_errors
-from attnflow.corpus_input import fingerprint
-from attnflow.page import explanation_page
+from attnflow.cli import commands as cli
+from attnflow.core import flows, graph
+from attnflow.corpus import running as corpus
+from attnflow.corpus.folder import Manifest, merge_errors
+from attnflow.corpus.rows import fingerprint
+from attnflow.show.page import explanation_page
 from tests.hostile import __main__ as hostile
 from tests.hostile import tokens
 from tests.hostile.tries import Result, run_tries

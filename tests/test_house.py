@@ -1,9 +1,13 @@
 """The promises of the package as a whole: imports, the order of the house, the wheel's contents, the changelog."""
 
 import ast
+import importlib
+import inspect
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,71 +29,17 @@ HEAVY = [
     "rich",
     "typer",
 ]
-# from top to bottom; a file imports only from files above it
-HOUSE = [
-    "errors",
-    "notices",
-    "files",
-    "progress",
-    "memory",
-    "graph",
-    "groups",
-    "attention",
-    "maxflow",
-    "flows",
-    "results",
-    "drawing",
-    "methods",
-    "verb_number",
-    "inputs",
-    "listening",
-    "models",
-    "loading",
-    "capture",
-    "record",
-    "generation",
-    "importance",
-    "evaluate",
-    "explain",
-    "corpus_input",
-    "corpus_shard",
-    "corpus_folder",
-    "corpus_read",
-    "corpus",
-    "corpus_ray",
-    "corpus_table",
-    "figure_graphs",
-    "figures",
-    "page",
-    "paper",
-    "terminal",
-    "lab",
-    "corpus_cli",
-    "cli",
-    "__main__",
-]
-# imports inside a function that point down the house, allowed one by one: (file, imported)
-ALLOWED = {
-    ("explain", "page"),
-    ("generation", "page"),
-    ("explain", "figures"),
-    ("generation", "figures"),
-    ("corpus", "corpus_ray"),
+# from top to bottom: a package imports only from packages above it
+ORDER = ["errors", "notices", "progress", "core", "models", "capturing", "analysis", "corpus"]
+ORDER += ["show", "paper", "cli"]
+# imports inside a function, allowed one by one, because they point down or would close a circle
+LATE = {
+    ("analysis.explanation", "show.page"),
+    ("analysis.explanation", "show.figures"),
+    ("analysis.generation", "show.page"),
+    ("analysis.generation", "show.figures"),
+    ("corpus.running", "corpus.on_ray"),
 }
-# the files of paper/, in their order
-PAPER = [
-    "agreement",
-    "nouns",
-    "augmentation",
-    "grammar",
-    "checkpoint",
-    "training",
-    "train_verb_number",
-    "sentiment",
-    "tables",
-    "pictures",
-    "__init__",
-]
 
 
 def test_import_attnflow_loads_nothing_heavy() -> None:
@@ -102,49 +52,67 @@ def test_import_attnflow_loads_nothing_heavy() -> None:
     )
 
 
-def imported_by(path: Path, package: str = "attnflow") -> set[str]:
-    """What a file imports from a package of ours, at its top or inside functions."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.startswith(f"{package}.")
-        ):
-            names.add(node.module.removeprefix(f"{package}.").split(".")[0])
-        elif isinstance(node, ast.ImportFrom) and node.module == package:
-            names |= {alias.name for alias in node.names if alias.name in HOUSE + PAPER}
-        elif isinstance(node, ast.Import):
-            names |= {
-                alias.name.split(".")[1]
-                for alias in node.names
-                if alias.name.startswith(f"{package}.")
-            }
-    return names
+def list_imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """The modules of ours that a file imports, and whether it does so inside a function."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnflow."):
+            names = [str(node.module).removeprefix("attnflow.")]
+            if (SOURCE / names[0]).is_dir():  # from attnflow.package import module
+                names = [f"{names[0]}.{alias.name}" for alias in node.names]
+            yield from ((name, node.col_offset > 0) for name in names)
 
 
-def test_every_file_has_its_place_and_imports_point_up() -> None:
-    files = {path.stem: path for path in SOURCE.glob("*.py") if path.stem != "__init__"}
-    assert sorted(files) == sorted(set(HOUSE) - {"paper"})
-    for name, path in files.items():
-        for other in imported_by(path):
-            assert HOUSE.index(other) < HOUSE.index(name) or (name, other) in ALLOWED, (
-                f"{name}.py imports {other}.py, which stands below it"
-            )
+def test_packages_import_those_above_them_and_make_no_circles() -> None:
+    circles: dict[str, set[str]] = {}
+    for path in [*SOURCE.glob("*.py"), *SOURCE.glob("*/*.py")]:
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        package = name.split(".")[0]
+        if package in ("__init__", "__main__", "figures"):
+            continue
+        for other, late in list_imports(path):
+            if late and (name, other) in LATE:
+                continue
+            above = other.split(".")[0]
+            assert ORDER.index(above) <= ORDER.index(package), f"{name} imports {other}"
+            if not late:
+                circles.setdefault(name, set()).add(other)
+    assert list(TopologicalSorter(circles).static_order())  # raises where there is a circle
 
 
-def test_the_files_of_the_paper_have_their_order_too() -> None:
-    files = {path.stem: path for path in (SOURCE / "paper").glob("*.py")}
-    assert sorted(files) == sorted(PAPER)
-    for name, path in files.items():
-        assert all(HOUSE.index(other) <= HOUSE.index("paper") for other in imported_by(path))
-        assert all(
-            PAPER.index(other) < PAPER.index(name) for other in imported_by(path, "attnflow.paper")
-        )
+def test_no_module_is_named_after_a_public_function_and_dir_shows_public_names() -> None:
+    functions = {name for name in af.__all__ if inspect.isfunction(getattr(af, name))}
+    modules = {path.stem for path in SOURCE.rglob("*.py")} | {
+        path.name for path in SOURCE.iterdir() if path.is_dir()
+    }
+    assert not functions & modules
+    assert [name for name in dir(af) if not name.startswith("__")] == sorted(
+        [*af.__all__, "figures"]
+    )
+    from attnflow import figures
+
+    assert figures.heatmap is importlib.import_module("attnflow.show.figures").heatmap
+
+
+def test_the_core_runs_without_torch() -> None:
+    program = """
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+import attnflow as af
+attention = af.Attention([[[0.5, 0.5], [1.0, 0.0]]] * 3, tokens=["the", "key"])
+print(af.rollout(attention).at(0).round(3), af.flow(attention).at(0).round(3))
+try:
+    af.load()
+except af.MissingExtraError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "pip install 'attnflow[models]'" in found.stdout
 
 
 def test_the_kernels_know_numpy_and_numba_only() -> None:
-    tree = ast.parse((SOURCE / "maxflow.py").read_text())
+    tree = ast.parse((SOURCE / "core" / "maxflow.py").read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     modules |= {
         alias.name
@@ -174,7 +142,7 @@ def test_version_has_a_changelog_entry() -> None:
 
 def test_what_ships_is_typed_and_has_its_model() -> None:
     assert (SOURCE / "py.typed").exists()
-    assert sorted(path.name for path in (SOURCE / "weights").iterdir()) == [
+    assert sorted(path.name for path in (SOURCE / "models" / "weights").iterdir()) == [
         "README.md",
         "config.json",
         "model.safetensors",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnflow as af
-from attnflow.importance import REDUCTIONS, find_first_block, find_replacement
+from attnflow.analysis.importance import REDUCTIONS, find_first_block, find_replacement
 from tests.families import build, word_tokenizer
 
 TEXT = "the key to the cabinets"

@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import attnflow as af
-from attnflow import loading
+from attnflow.models import loading
 from tests.families import build, word_tokenizer
 
 Damage = Callable[[Path], object]
@@ -410,7 +410,7 @@ def test_logs_are_held_back_for_one_thread_and_only_if_it_fails() -> None:
 def test_the_bundled_kind_of_model_is_checked_by_its_weights(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
-    weights = Path(af.__file__).parent / "weights"
+    weights = Path(af.__file__).parent / "models" / "weights"
     folder = Path(shutil.copytree(weights, tmp_path / "copy"))
     change(**values)(folder)
     with pytest.raises(af.FileError, match="is no verb-number model"):

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow.flows import (
+from attnflow.core import flows
+from attnflow.core.flows import (
     Problem,
     find_waist,
     flows_from,
@@ -18,7 +19,8 @@ from attnflow.flows import (
     raise_,
     settle,
 )
-from attnflow.maxflow import bounds_from_below, one_flow, ways_of
+from attnflow.core.graph import is_causal
+from attnflow.core.maxflow import bounds_from_below, one_flow, ways_of
 from tests.oracles import (
     KINDS,
     Floats,
@@ -39,7 +41,7 @@ NOTHING = 2.0**-52  # of the largest row sum: what carries nothing
 
 def all_flows(edges: Floats) -> Floats:
     """[source, target] by the layer job."""
-    return flows_from(edges, np.arange(edges.shape[1]), causal=bool(af.graph.is_causal(edges)))
+    return flows_from(edges, np.arange(edges.shape[1]), causal=bool(is_causal(edges)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,7 +167,7 @@ def test_any_capacities_and_groups_equal_rational_oracle(
     size, exact = edges.shape[1], EXACT * max_sum(edges)
     groups = data.draw(any_groups(size))
     source = data.draw(st.integers(0, size - 1))
-    causal = bool(af.graph.is_causal(edges))
+    causal = bool(is_causal(edges))
     for given_groups, targets in [(None, [[m] for m in range(size)]), (groups, groups)]:
         expected = np.array([rational_flow(edges, source, *group) for group in targets])
         layer = flows_from(edges, np.arange(size), groups=given_groups, causal=causal)
@@ -184,7 +186,7 @@ def test_any_capacities_and_groups_equal_rational_oracle(
 @given(any_capacities(max_layers=9, max_size=16), st.data())
 def test_any_capacities_and_groups_equal_igraph(edges: Floats, data: st.DataObject) -> None:
     groups = data.draw(any_groups(edges.shape[1]))
-    causal = bool(af.graph.is_causal(edges))
+    causal = bool(is_causal(edges))
     peer = Igraph(edges, groups)
     flows = flows_from(edges, np.arange(edges.shape[1]), groups=groups, causal=causal)
     every = flows_of_all_layers(edges, groups=groups, causal=causal)
@@ -260,7 +262,7 @@ def test_a_small_bound_is_not_taken_for_a_flow(layers: int) -> None:
 @given(any_capacities(max_layers=8, kinds=["extreme", "sparse", "peaky", "window", "blocks"]))
 def test_what_cannot_be_reached_has_no_flow_at_all(edges: Floats) -> None:
     carrying = edges > NOTHING * max_sum(edges)
-    causal = bool(af.graph.is_causal(edges))
+    causal = bool(is_causal(edges))
     reached = np.eye(edges.shape[1], dtype=bool)
     every = flows_of_all_layers(edges, causal=causal)
     for layer, found in enumerate(every, start=1):
@@ -288,14 +290,14 @@ def test_one_layer_and_two_layers_have_closed_forms(weights: Floats, residual: f
 @given(any_attention(max_layers=6), st.sampled_from([0.0, 0.5]))
 def test_outer_cuts_and_bounds_from_the_layer_below_hold(weights: Floats, residual: float) -> None:
     edges = edges_of(weights, residual)
-    every = flows_of_all_layers(edges, causal=bool(af.graph.is_causal(edges)))
+    every = flows_of_all_layers(edges, causal=bool(is_causal(edges)))
     positions = np.arange(edges.shape[1])
     for layer in range(1, len(edges)):
         cuts = outer_cuts(
             edges[layer],
             np.ascontiguousarray(edges[0].T),
             positions,
-            bool(af.graph.is_causal(edges)),
+            bool(is_causal(edges)),
         )
         upper, least = cuts.copy(), np.empty_like(cuts)
         bounds_from_below(edges[layer], every[layer - 1], upper, least)
@@ -394,7 +396,7 @@ def test_jobs_agree_on_real_attention(name: str, weights: Floats) -> None:
 def test_bit_for_bit_the_same_for_any_number_of_workers(
     name: str, weights: Floats, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(af.flows, "BLOCK", 20_000)  # many blocks, so that threads do share the work
+    monkeypatch.setattr(flows, "BLOCK", 20_000)  # many blocks, so that threads do share the work
     edges = edges_of(weights[:7])
     alone = flows_from(edges, np.arange(64), causal=name == "smollm2")
     assert (

@@ -10,7 +10,7 @@ import torch
 import transformers as t
 
 import attnflow as af
-from attnflow.models import evaluating
+from attnflow.models.model import evaluating
 from tests.families import build, text, word_tokenizer
 
 IDS = [7, 23, 41, 9, 55]

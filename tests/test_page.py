@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow import page as page_module
-from attnflow.page import explanation_page, framed, generation_page
+from attnflow.show import page as page_module
+from attnflow.show.page import explanation_page, framed, generation_page
 from tests.browser import CHROMIUM, Visitor, launch
 from tests.families import build, word_tokenizer
 from tests.oracles import Floats

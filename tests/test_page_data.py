@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow import page
-from attnflow.generation import is_common
-from attnflow.page import as_json, explanation_page, framed, generation_page, pack
+from attnflow.analysis.generation import is_common
+from attnflow.show import page
+from attnflow.show.page import as_json, explanation_page, framed, generation_page, pack
 from tests.oracles import Floats
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import attnflow as af
-from attnflow import cli
+from attnflow.cli import commands as cli
 from attnflow.paper import grammar, pictures, tables
 from attnflow.paper.agreement import Sentence, read_agreement
 from tests.families import build, word_tokenizer

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 import attnflow as af
-from attnflow.corpus import Work
-from attnflow.corpus_folder import Manifest, Shard
-from attnflow.corpus_input import Row, Source
-from attnflow.corpus_ray import on_ray
-from attnflow.corpus_shard import Job
-from attnflow.corpus_table import verify_corpus
+from attnflow.corpus.folder import Manifest, Shard
+from attnflow.corpus.on_ray import on_ray
+from attnflow.corpus.rows import Row, Source
+from attnflow.corpus.running import Work
+from attnflow.corpus.shard import Job
+from attnflow.corpus.tables import verify_corpus
 from tests.test_corpus import sentences
 
 pytestmark = pytest.mark.ray

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import attnflow as af
+from attnflow.capturing.recording import Recordings, record
 from attnflow.errors import CaptureError
-from attnflow.record import Recordings, record
 
 SAME = 1e-6
 BATCH, LENGTH, SOURCE, SIZE, HEADS = 3, 5, 7, 8, 2
@@ -327,7 +327,9 @@ def test_blocks_of_queries_change_nothing(
     module, x = attention_module(add_bias_kv=True), torch.randn(BATCH, LENGTH, SIZE)
     given = MASKS["both"] | {"attn_mask": MASKS["bool-per-head"]["attn_mask"]}
     _, (whole,) = recorded(module, x, x, x, heads=heads, **given)
-    monkeypatch.setattr(sys.modules["attnflow.record"], "BLOCK", 2 * BATCH * HEADS * (LENGTH + 1))
+    monkeypatch.setattr(
+        sys.modules["attnflow.capturing.recording"], "BLOCK", 2 * BATCH * HEADS * (LENGTH + 1)
+    )
     _, (blocks,) = recorded(module, x, x, x, heads=heads, **given)
     assert np.abs(whole.weights - blocks.weights).max() < SAME
     assert whole.sink is not None

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.models.verb_number import VerbNumberConfig
 from attnflow.paper import grammar
 from attnflow.paper.agreement import Sentence
 from attnflow.paper.augmentation import (
@@ -33,7 +34,6 @@ from attnflow.paper.train_verb_number import (
     split,
     train_verb_number,
 )
-from attnflow.verb_number import VerbNumberConfig
 
 TINY = VerbNumberConfig(0, num_hidden_layers=1, num_attention_heads=2, hidden_size=8)
 

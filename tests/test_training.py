@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnflow as af
+from attnflow.models.verb_number import VerbNumber, VerbNumberConfig
 from attnflow.paper import checkpoint, sentiment, training
 from attnflow.paper.sentiment import read_sst2, train_sentiment
 from attnflow.paper.training import Optimiser, Outcome, Task, train
-from attnflow.verb_number import VerbNumber, VerbNumberConfig
 
 WORDS = 12
 STATE = Path("checkpoint") / "state.safetensors"

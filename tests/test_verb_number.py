@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import attnflow as af
-from attnflow import verb_number
-from attnflow.verb_number import (
+from attnflow.models import verb_number
+from attnflow.models.verb_number import (
     SPECIAL,
     VerbNumber,
     VerbNumberConfig,

@@ -6,10 +6,19 @@
 array([0.6875, 0.3125])
 """
 
-from attnflow.attention import Attention
-from attnflow.capture import capture
-from attnflow.corpus import explain_corpus
-from attnflow.corpus_table import read_corpus
+from attnflow.analysis.evaluation import Report, evaluate
+from attnflow.analysis.explanation import Explanation, explain
+from attnflow.analysis.generation import Generation, PromptAttention, generate
+from attnflow.analysis.importance import Importance, blank_out, input_gradient
+from attnflow.capturing.assembly import capture
+from attnflow.capturing.recording import record
+from attnflow.core.attention import Attention
+from attnflow.core.graph import AttentionGraph
+from attnflow.core.groups import Group
+from attnflow.core.methods import METHODS, flow, max_flow, raw, rollout
+from attnflow.core.results import MaxFlow, TokenAttention
+from attnflow.corpus.running import explain_corpus
+from attnflow.corpus.tables import read_corpus
 from attnflow.errors import (
     AttnFlowError,
     CaptureError,
@@ -21,17 +30,8 @@ from attnflow.errors import (
     ShareWarning,
     WeightsError,
 )
-from attnflow.evaluate import Report, evaluate
-from attnflow.explain import Explanation, explain
-from attnflow.generation import Generation, PromptAttention, generate
-from attnflow.graph import AttentionGraph
-from attnflow.groups import Group
-from attnflow.importance import Importance, blank_out, input_gradient
-from attnflow.loading import load
-from attnflow.methods import METHODS, flow, max_flow, raw, rollout
-from attnflow.models import Model
-from attnflow.record import record
-from attnflow.results import MaxFlow, TokenAttention
+from attnflow.models.loading import load
+from attnflow.models.model import Model
 
 __version__ = "0.2.0"
 
@@ -72,3 +72,8 @@ __all__ = [
     "record",
     "rollout",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names: where they are defined is nobody's business."""
+    return sorted([*__all__, "__doc__", "__version__", "figures"])

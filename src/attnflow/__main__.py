@@ -1,6 +1,6 @@
 """`python -m attnflow` is the command `attnflow`."""
 
-from attnflow.cli import main
+from attnflow.cli.commands import main
 
 if __name__ == "__main__":
     main()

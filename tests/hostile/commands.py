@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from attnflow import cli
-from attnflow.corpus_folder import LOCK
+from attnflow.cli import commands as cli
+from attnflow.corpus.folder import LOCK
 from tests.hostile.damage import damage_bytes
 from tests.hostile.tries import Result, describe, run_tries
 from tests.hostile.typed import HERE, compose, make_material

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attnflow as af
-from attnflow.page import explanation_page, generation_page
+from attnflow.show.page import explanation_page, generation_page
 from tests.browser import Visitor, launch
 from tests.families import build, word_tokenizer
 from tests.hostile.tries import CORES, FORK, Result, complain, draw_from

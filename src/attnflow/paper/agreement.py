@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnflow.core.files import read_lines
 from attnflow.errors import FileError
-from attnflow.files import read_lines
 
 NUMBERS = {"VBZ": "singular", "VBP": "plural"}
 COLUMNS = (

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from attnflow.models.verb_number import LABELS
 from attnflow.paper.agreement import Sentence
 from attnflow.paper.nouns import EDGE, PLURAL, SINGULAR, Lexicon
-from attnflow.verb_number import LABELS
 
 SHORT = 8  # words; a sentence no longer than this may get an introduction
 OPENINGS = 12  # words in which an introduction ends

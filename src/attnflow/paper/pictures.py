@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from attnflow import figures
-from attnflow.drawing import Drawing
+from attnflow.analysis.explanation import Explanation, explain
+from attnflow.core.groups import join_subwords, list_words
 from attnflow.errors import OptionError
-from attnflow.explain import Explanation, explain
-from attnflow.groups import join_subwords, list_words
-from attnflow.loading import BUNDLED, load
-from attnflow.models import Model, evaluating
+from attnflow.models.loading import BUNDLED, load
+from attnflow.models.model import Model, evaluating
+from attnflow.show import figures
+from attnflow.show.drawing import Drawing
 
 SENTENCE = "the key to the cabinets"
 SENTENCES = (SENTENCE, "the article on NNP large systems", "here the NNS differ in that the female")

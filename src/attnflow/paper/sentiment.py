@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnflow.core.files import read_lines
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError
-from attnflow.files import read_lines
-from attnflow.inputs import padded
-from attnflow.models import Model
+from attnflow.models.inputs import padded
+from attnflow.models.model import Model
 from attnflow.paper.checkpoint import WEIGHTS, claim, digest
 from attnflow.paper.training import Optimiser, Report, Task, require, train
 

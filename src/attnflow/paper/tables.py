@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from attnflow.analysis.evaluation import Report, evaluate, markdown
+from attnflow.analysis.importance import REDUCTIONS, Importance, input_gradient
+from attnflow.core.files import write_csv, write_file
 from attnflow.errors import OptionError, RoundingWarning
-from attnflow.evaluate import Report, evaluate, markdown
-from attnflow.files import write_csv, write_file
-from attnflow.importance import REDUCTIONS, Importance, input_gradient
-from attnflow.loading import BUNDLED, load
-from attnflow.models import Model
+from attnflow.models.loading import BUNDLED, load
+from attnflow.models.model import Model
 from attnflow.paper import grammar
 from attnflow.paper.agreement import Sentence, read_agreement
 

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnflow import verb_number
+from attnflow.core.files import write_file
 from attnflow.errors import FileError
-from attnflow.files import write_file
-from attnflow.inputs import padded
+from attnflow.models import verb_number
+from attnflow.models.inputs import padded
+from attnflow.models.verb_number import LABELS, SPECIAL, VerbNumber, VerbNumberConfig, Vocabulary
 from attnflow.paper.agreement import Sentence, read_agreement
 from attnflow.paper.augmentation import Mixture, training_stream
 from attnflow.paper.checkpoint import claim, digest
 from attnflow.paper.nouns import Lexicon, build_lexicon
 from attnflow.paper.training import Optimiser, Report, Task, train
-from attnflow.verb_number import LABELS, SPECIAL, VerbNumber, VerbNumberConfig, Vocabulary
 
 LEAST = 2  # times that a word must come on the train side to be in the vocabulary
 POOL = 40  # batches whose sentences are sorted by length together, so that little is padding

@@ -20,9 +20,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attnflow.core.files import write_file
 from attnflow.errors import OptionError
-from attnflow.files import write_file
-from attnflow.models import evaluating
+from attnflow.models.model import evaluating
 from attnflow.paper.checkpoint import (
     Tensors,
     agree,

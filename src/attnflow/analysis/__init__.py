@@ -1,0 +1,1 @@
+"""What is made of captured attention: explanations, generations, importance, evaluations."""

@@ -1,0 +1,278 @@
+"""`explain`: one input in, everything about it out: the prediction, token attention by all methods, and importance."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.analysis.importance import IMPORTANCES, Importance, blank_out
+from attnflow.capturing.assembly import run_batch
+from attnflow.core.attention import Attention
+from attnflow.core.files import PICTURES, Writer, by_ending, dump_json, known_ending, write_csv
+from attnflow.core.graph import RESIDUAL
+from attnflow.core.groups import word_groups
+from attnflow.core.methods import flow, raw, rollout, warn_if_even
+from attnflow.core.results import TokenAttention
+from attnflow.errors import OptionError
+from attnflow.models.inputs import Encoded, are_many
+from attnflow.models.loading import BUNDLED, load
+from attnflow.models.model import Model
+from attnflow.notices import collect_notices
+
+ALL_FLOWS = 64  # up to so many tokens, flow is computed for every position of every layer
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """One input, what the model makes of it, and what it looked at.
+
+    position: the focal one, where the prediction comes from, or the one that was asked for. raw, rollout: all layers and positions; flow:
+    all layers; all positions up to 64 tokens, else the focal one. importance: by name, those that were asked for.
+    """
+
+    text: Any
+    model: str
+    tokens: tuple[str, ...]
+    special: tuple[bool, ...]  # tokens that are no words of the input: CLS, SEP and their like
+    position: int
+    prediction: (
+        tuple[str, float] | None
+    )  # label and probability; None for a model that predicts nothing
+    attention: Attention
+    raw: TokenAttention
+    rollout: TokenAttention
+    flow: TokenAttention
+    importance: dict[str, Importance]
+    word_importance: dict[str, Importance] = field(default_factory=dict)  # by whitespace words
+    notes: tuple[str, ...] = ()  # what is to be said of the explained position's flow
+    residual: float = RESIDUAL
+
+    @property
+    def methods(self) -> dict[str, TokenAttention]:
+        """The three results by their names."""
+        return {"raw": self.raw, "rollout": self.rollout, "flow": self.flow}
+
+    def scores(
+        self, layer: int | None = None, *, by_word: bool = False
+    ) -> dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]]:
+        """(tokens, one number a token) of each method in a layer, the top one if none is given, and of each importance.
+
+        by_word: subwords summed to words; of flow, the maximum flow to each whole word.
+        """
+        found: dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]] = {}
+        for name, result in self.methods.items():
+            shown = result
+            if by_word:
+                shown = self._flow_by_word(layer) if name == "flow" else result.by_word()
+            found[name] = (shown.tokens, shown.at(self.position, layer))
+        for name, importance in (self.word_importance if by_word else self.importance).items():
+            found[name] = (importance.tokens, importance.values)
+        return found
+
+    def _flow_by_word(self, layer: int | None) -> TokenAttention:
+        """The flow of the explained position to whole words, in a layer; the top one if None."""
+        top = max(self.flow.layers) if layer is None else layer
+        graph = self.attention.graph(residual=self.residual)
+        with collect_notices():  # `notes` has them already
+            return flow(
+                graph,
+                layers=[top],
+                positions=[self.position],
+                normalize=self.flow.normalize,
+                groups="words",
+            )
+
+    def rows(self) -> Iterator[tuple[str, int | None, int, str, float]]:
+        """(method, layer, position of the token, token, value) of the explained position; importance has no layer."""
+        for name, result in self.methods.items():
+            for layer in result.layers:
+                for place, value in enumerate(result.at(self.position, layer).tolist()):
+                    yield name, layer, place, self.tokens[place], value
+        for name, importance in self.importance.items():
+            for place, value in enumerate(importance.values.tolist()):
+                yield name, None, place, self.tokens[place], value
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write by the ending of the name: the interactive page (.html), heat maps (.png, .svg, .pdf), or numbers (.csv, .json, .npz)."""
+        writers: dict[str, Writer] = {
+            ".html": self._write_page,
+            ".csv": self._write_csv,
+            ".json": self._write_json,
+            ".npz": self._write_npz,
+        }
+        if known_ending(path, [*writers, *PICTURES]) in writers:
+            return by_ending(path, writers)
+        from attnflow.show import figures
+
+        return figures.compare_heatmaps(self).save(path)
+
+    def _write_page(self, file: IO[bytes]) -> None:
+        from attnflow.show.page import explanation_page
+
+        file.write(explanation_page(self).encode(errors="backslashreplace"))
+
+    def _repr_html_(self) -> str:
+        from attnflow.show.page import explanation_page, framed
+
+        return framed(explanation_page(self))
+
+    def _write_csv(self, file: IO[bytes]) -> None:
+        write_csv(file, ["method", "layer", "position", "token", "value"], self.rows())
+
+    def _write_json(self, file: IO[bytes]) -> None:
+        content: dict[str, Any] = {
+            "text": self.text if isinstance(self.text, str) else None,
+            "model": self.model,
+            "prediction": self.prediction,
+            "target": next((each.target for each in self.importance.values()), None),
+            "tokens": self.tokens,
+            "special": self.special,
+            "position": self.position,
+            "notes": self.notes,
+        }
+        for name, result in self.methods.items():
+            rows = {layer: result.at(self.position, layer).tolist() for layer in result.layers}
+            content[name] = {"layers": list(rows), "values": list(rows.values())}
+        for name, importance in self.importance.items():
+            content[name] = {
+                "target": importance.target,
+                "probability": importance.probability,
+                "signed": importance.signed,
+                "values": importance.values.tolist(),
+            }
+        file.write(dump_json(content).encode())
+
+    def _write_npz(self, file: IO[bytes]) -> None:
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "tokens": np.array(self.tokens),
+            "special": np.array(self.special),
+            "position": np.array(self.position),
+            "layers": np.array(self.raw.layers),
+        }
+        for name, result in self.methods.items():
+            arrays[name] = np.stack(
+                [result.at(self.position, layer) for layer in result.layers]
+            )  # [layer, token]
+        arrays |= {name: importance.values for name, importance in self.importance.items()}
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        predicted = (
+            "" if self.prediction is None else f", {self.prediction[0]} ({self.prediction[1]:.3f})"
+        )
+        return f"<Explanation: {len(self.tokens)} tokens, position {self.position} of {self.model}{predicted}>"
+
+
+def explain(
+    value: Any,
+    *,
+    model: Any = BUNDLED,
+    position: int | None = None,
+    target: int | str | None = None,
+    importance: Iterable[str] | str = ("blank_out", "input_gradient"),
+    heads: str | None = "mean",
+    residual: float = RESIDUAL,
+    normalize: str | None = "sum",
+    truncation: bool = False,
+    workers: int = 1,
+) -> Explanation:
+    """Explain what a model makes of one input (a text, token ids, an image): prediction, token attention, importance.
+
+    model: a name or folder as `load` takes it, a `Model`, or a Hugging Face model; the one that ships with attnflow if not given.
+    position: explained instead of the focal one. target: the class whose probability importance watches; the prediction if not given.
+    importance: which to compute, "blank_out" and "input_gradient"; () for none. It is left out where a model has none: for images,
+    encoder-decoders and models that predict nothing.
+
+    >>> found = explain("the key to the cabinets")
+    >>> found.prediction[0], found.flow.at(position=0).shape
+    ('singular', (6,))
+    """
+    model = (
+        load(model)
+        if isinstance(model, str | os.PathLike)
+        else model
+        if isinstance(model, Model)
+        else Model(model)
+    )
+    wanted = [importance] if isinstance(importance, str) else list(importance)
+    for name in wanted:
+        if name not in IMPORTANCES:
+            raise OptionError(f"unknown importance {name!r}; choose from {', '.join(IMPORTANCES)}")
+    if are_many(value):
+        raise OptionError(
+            f"explain takes one input; got a list of {len(value)}: call it for each,"
+            " or use explain_corpus for a file of them"
+        )
+    encoded = model.encode(value, truncation=truncation)
+    position = model.locate(encoded, position)
+    run = run_batch(model, [encoded], heads)
+    (attention,) = run.attentions
+    graph = attention.graph(residual=residual)
+    every = range(1, graph.depth + 1)
+    options: dict[str, Any] = {"layers": every, "normalize": normalize}
+    with collect_notices():  # of all rows; what is said is about the one that is shown
+        flows = flow(
+            graph,
+            positions=None if graph.size <= ALL_FLOWS else [position],
+            workers=workers,
+            **options,
+        )
+    prediction, scored, by_word = None, {}, {}
+    if model.predicts:
+        at = [model.logit_position(encoded, position)]
+        (prediction,) = model.read_predictions(model.read_logits(run.output, at))
+        if not model.is_vision and not model.is_encoder_decoder:
+            for name in wanted:
+                scored[name], by_word[name] = score_importance(
+                    model, encoded, name, target, position
+                )
+    return Explanation(
+        text=value,
+        model=model.name,
+        tokens=(*encoded.tokens, *encoded.decoder_tokens),
+        special=(*encoded.special, *[False] * len(encoded.decoder_tokens)),
+        position=position,
+        prediction=prediction,
+        attention=attention,
+        raw=raw(graph, **options),
+        rollout=rollout(graph, **options),
+        flow=flows,
+        importance=scored,
+        word_importance={name: each for name, each in by_word.items() if each is not None},
+        notes=describe_flow(flows, position),
+        residual=residual,
+    )
+
+
+def score_importance(
+    model: Model, encoded: Encoded, name: str, target: int | str | None, position: int
+) -> tuple[Importance, Importance | None]:
+    """One importance by token and by word; no words where the tokenizer does not tell them."""
+    options: dict[str, Any] = {"position": position}
+    if name == "blank_out":
+        options["signed"] = True
+    by_token: Importance = IMPORTANCES[name](model, encoded, target, **options)
+    if encoded.words is None:
+        return by_token, None
+    if name != "blank_out":
+        return by_token, by_token.by_word()
+    words = word_groups(encoded.tokens, encoded.words)
+    values = by_token.values[[word.positions[0] for word in words]]
+    several = [place for place, word in enumerate(words) if len(word.positions) > 1]
+    if several:  # a word of one token is blanked out already
+        options["groups"] = [words[place] for place in several]
+        values[several] = blank_out(model, encoded, target, **options).values
+    names = tuple(word.name for word in words)
+    return by_token, replace(by_token, values=values, tokens=names, words=None, groups=words)
+
+
+def describe_flow(flows: TokenAttention, position: int) -> tuple[str, ...]:
+    """What has to be said of the flow from one position in the top layer, if anything."""
+    top = max(flows.layers)
+    with collect_notices() as notices:
+        warn_if_even(flows.select(position, top))
+    return tuple(notices)

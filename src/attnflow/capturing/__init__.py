@@ -1,0 +1,1 @@
+"""Model and input in, what its layers mixed out."""

@@ -1,0 +1,309 @@
+"""`capture`: a model and an input in, `Attention` out.
+
+`run_batch` runs a model once on several inputs and cuts each one's attention out of the recorded
+calls (see listening.py); `assemble_stack` makes an `Attention` of one call per layer, for captured
+inputs and for generated texts alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.core.attention import Attention
+from attnflow.errors import CaptureError, OptionError, WeightsError
+from attnflow.models.inputs import Encoded, are_many, batches
+from attnflow.models.listening import Call, eager_calls, listening
+from attnflow.models.model import BATCH_TOKENS, Model, evaluating, running
+
+HEADS = ("mean", "max", "min", None)
+
+
+def capture(
+    model: Any,
+    inputs: Any,
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Any:
+    """The attention of a model on one input, or a list of them on a list of inputs.
+
+    Parameters
+    ----------
+    model
+        A `Model`, or a Hugging Face model that takes token ids.
+    inputs
+        A text, a pair of texts, token ids or an image. For an encoder-decoder it may be a pair
+        (source, target), and positions are those of the encoder, then of the decoder. Padding
+        never enters.
+    heads
+        "mean", "max" or "min" fuse while capturing, so that one matrix per layer is kept; None
+        keeps every head.
+    truncation
+        Cut off what is longer than the model takes.
+    batch_tokens
+        How many tokens run through the model together.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> model = BertModel(BertConfig(**small, intermediate_size=8))
+    >>> capture(model, [[101, 7592, 102], [101, 102]], heads=None)
+    [<Attention: 2 layers, 2 heads, 3 positions>, <Attention: 2 layers, 2 heads, 2 positions>]
+    """
+    model = model if isinstance(model, Model) else Model(model)
+    check_heads(heads)
+    many = are_many(inputs)
+    encoded = [model.encode(each, truncation=truncation) for each in (inputs if many else [inputs])]
+    most = min(batch_tokens, 1) if model.batch_tokens == 1 else batch_tokens
+    found: dict[int, Attention] = {}
+    for batch in batches(encoded, most):
+        attentions = capture_batch(model, [encoded[place] for place in batch], heads)
+        found |= dict(zip(batch, attentions, strict=True))
+    return [found[place] for place in range(len(encoded))] if many else found[0]
+
+
+def check_heads(heads: Any) -> None:
+    """Refuse what is no way to fuse heads while capturing."""
+    if heads not in HEADS:
+        raise OptionError(
+            f"unknown heads {heads!r}; choose from 'mean', 'max', 'min' or None,"
+            " which keeps every head"
+        )
+
+
+def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> list[Attention]:
+    """The attention of each input of a batch."""
+    return run_batch(model, inputs, heads).attentions
+
+
+@dataclass(frozen=True)
+class Run:
+    """One forward pass: the attention of each input, and what the model gave back."""
+
+    attentions: list[Attention]
+    output: Any
+
+
+def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> Run:
+    """Run the model once on a batch, and cut each input's attention out of the recorded calls."""
+    import torch
+
+    check_mixers(model)
+    arguments: dict[str, Any] = dict(model.batch(inputs))
+    if "use_cache" in signature(model.model.forward).parameters:
+        arguments["use_cache"] = False  # nothing follows, so keys and values need not be kept
+    with evaluating(model.model), torch.no_grad(), running(model):
+        if model.probe.interface:
+            with listening(model.model, heads, model.depth or 1) as calls:
+                output = model.model(**arguments)
+        else:
+            calls, output = eager_calls(model.model, arguments, heads)
+    if not calls:
+        raise CaptureError(f"{model.name} made no attention that could be captured: it has none")
+    if model.is_encoder_decoder:
+        return Run(
+            [
+                assemble_pair(model, encoded, calls, place, heads)
+                for place, encoded in enumerate(inputs)
+            ],
+            output,
+        )
+    check_layers(model, calls)
+    return Run(
+        [
+            assemble_stack(
+                model,
+                calls,
+                place,
+                slice(0, len(encoded.tokens)),
+                heads,
+                tokens=encoded.tokens,
+                words=encoded.words,
+                grid=encoded.grid,
+            )
+            for place, encoded in enumerate(inputs)
+        ],
+        output,
+    )
+
+
+def check_mixers(model: Model) -> None:
+    """Refuse a model in which anything but the recorded attention mixes positions."""
+    mixer = model.probe.mixer
+    if mixer is not None:
+        raise CaptureError(
+            f"{model.name} mixes positions by more than attention: {mixer};"
+            " its attention alone would explain a part of the model as if it were the whole"
+        )
+
+
+# ---- from calls to Attention --------------------------------------------------------------------
+
+
+def check_layers(model: Model, calls: Sequence[Call]) -> None:
+    """Refuse another number of calls than the model has layers."""
+    if model.depth is not None and len(calls) != model.depth:
+        raise CaptureError(
+            f"{model.name} has {model.depth} layers, but {len(calls)} attention calls were"
+            " recorded: capture would be wrong"
+        )
+
+
+def assemble_stack(
+    model: Model,
+    calls: Sequence[Call],
+    place: int,
+    span: slice,
+    heads: str | None,
+    **names: Any,
+) -> Attention:
+    """The attention of an encoder, a decoder or a vision model: one call per layer.
+
+    place: of the sequence in the batch. span: its positions, without padding. names: what
+    `Attention` is to know of the tokens.
+    """
+    size = span.stop - span.start
+    for number, call in enumerate(calls, start=1):
+        if min(call.weights.shape[2:]) < span.stop or (
+            model.is_vision and call.weights.shape[2] != size
+        ):
+            raise CaptureError(
+                f"layer {number} of {model.name} attends over {call.weights.shape[2]} positions;"
+                f" its input has {size}"
+            )
+    sinks = [call.sink for call in calls]
+    sink = None
+    if any(each is not None for each in sinks):
+        sink = np.stack(
+            [np.zeros(size) if each is None else np.asarray(each[place, span]) for each in sinks]
+        )
+    windows = [
+        call.window if call.window is not None and call.window < size else None for call in calls
+    ]
+    # a language model that predicts the next token must not have seen it: then a mask went missing,
+    # and that is an error
+    reads_ahead = getattr(model.config, "use_bidirectional_attention", False)
+    causal = True if model.task == "causal LM" and size > 1 and not reads_ahead else None
+    weights = stack_calls(model, calls, place, span, heads)
+    return make_attention(
+        model, weights, causal=causal, window=windows, sink=sink, fused=heads, **names
+    )
+
+
+def stack_calls(
+    model: Model, calls: Sequence[Call], place: int, span: slice, heads: str | None
+) -> npt.NDArray[np.float32]:
+    """[layer, head, query, key] of one sequence.
+
+    The array that the calls were written to, where it holds these layers and nothing else.
+    """
+    count = count_heads(model, calls)
+    base = calls[0].weights.base
+    whole = (len(calls), 1, count, span.stop, span.stop)
+    if (
+        base is not None
+        and base.shape == whole
+        and span.start == 0
+        and heads != "min"
+        and all(call.weights.base is base for call in calls)
+    ):
+        stacked: npt.NDArray[np.float32] = base[:, 0]
+        return stacked
+    return np.stack([fill_empty_rows(call.weights[place, :, span, span], heads) for call in calls])
+
+
+def count_heads(model: Model, calls: Sequence[Call]) -> int:
+    """The number of heads that all layers have, 1 if they are fused; or an error."""
+    counts = dict.fromkeys(call.weights.shape[1] for call in calls)
+    if len(counts) > 1:
+        raise CaptureError(
+            f"the layers of {model.name} differ in their number of heads"
+            f" ({', '.join(map(str, counts))}), so they make no one array;"
+            " give heads='mean', 'max' or 'min'"
+        )
+    (count,) = counts
+    return int(count)
+
+
+def assemble_pair(
+    model: Model, encoded: Encoded, calls: Sequence[Call], place: int, heads: str | None
+) -> Attention:
+    """One graph over encoder and decoder positions: what a layer does not touch stays as it is.
+
+    An encoder layer mixes encoder positions; a decoder layer is two graph layers, self-attention
+    and then attention to the encoder.
+    """
+    count_heads(model, calls)
+    source, target = len(encoded.ids), len(encoded.decoder_ids)
+    words = None if encoded.words is None else (*encoded.words, *[None] * target)
+    above, below = slice(source, source + target), slice(0, source)
+    layers, names, counts = [], [], {"encoder": 0, "decoder": 0, "cross": 0}
+    for call in calls:
+        part = name_part(call.name)
+        counts[part] += 1
+        rows, columns = {
+            "encoder": (below, below),
+            "decoder": (above, above),
+            "cross": (above, below),
+        }[part]
+        matrix = np.broadcast_to(
+            np.eye(source + target, dtype=np.float32),
+            (call.weights.shape[1], source + target, source + target),
+        ).copy()
+        matrix[:, rows] = 0.0
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        matrix[:, rows, columns] = fill_empty_rows(call.weights[place, :, :height, :width], heads)
+        layers.append(matrix)
+        names.append(
+            f"{part} {counts[part]}"
+            if part == "encoder"
+            else f"decoder {counts[part]} {'self' if part == 'decoder' else 'cross'}"
+        )
+    if counts["decoder"] != counts["cross"] or not counts["encoder"]:
+        raise CaptureError(
+            f"{model.name} made {counts} attention calls: encoder, and decoder with"
+            " cross-attention, were expected"
+        )
+    order = sorted(
+        range(len(layers)), key=lambda index: not names[index].startswith("encoder")
+    )  # stable: the encoder runs first
+    return make_attention(
+        model,
+        np.stack([layers[index] for index in order]),
+        tokens=(*encoded.tokens, *encoded.decoder_tokens),
+        words=words,
+        fused=heads,
+        causal=False,
+        layer_names=[names[index] for index in order],
+    )
+
+
+def name_part(name: str) -> str:
+    """The part of an encoder-decoder that a module belongs to, by its name."""
+    if any(
+        word in name for word in ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn")
+    ):
+        return "cross"
+    return "decoder" if "decoder" in name else "encoder"
+
+
+def fill_empty_rows(weights: npt.NDArray[np.float32], heads: str | None) -> npt.NDArray[np.float32]:
+    """[head, query, key] where a row that fusion by minimum left empty looks at itself."""
+    if heads != "min":
+        return weights
+    empty = weights.sum(axis=-1, keepdims=True) == 0
+    return np.where(empty, np.eye(weights.shape[-2], weights.shape[-1], dtype=np.float32), weights)
+
+
+def make_attention(model: Model, weights: npt.NDArray[np.float32], **options: Any) -> Attention:
+    """The Attention, or an error that says whose layer did not come out as attention."""
+    try:
+        return Attention(weights, copy=False, **options)
+    except WeightsError as error:
+        raise CaptureError(
+            f"the captured weights of {model.name} are not attention: {error}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Arrays in, token attention out: checks, graphs, methods, results and their files. No torch."""

@@ -1,0 +1,289 @@
+"""The maximum flows of many pairs at once: what bounds settle, what a short search settles, and the rest, on any number of threads.
+
+A job is done in the order of its cost: closed forms and bounds for all pairs, then a search through the *waist* of a deep graph, then
+a search of the whole graph for the pairs that are still open. Values do not depend on the way by which they were found, beyond
+rounding: a flow that meets a cut is given as the cut's capacity.
+
+Edges [layer, query, key] may be any finite numbers that are not negative. Within, they are on the
+scale on which the largest row sum is 1, and what carries nothing there (maxflow.py) is 0 in every
+supply and demand.
+"""
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.core.maxflow import (
+    MET,
+    Bits,
+    Floats,
+    Scratch,
+    bounds_from_below,
+    find_scale,
+    scratch,
+    search_pairs,
+    two_layers,
+    usable,
+    ways_of,
+)
+
+Tick = Callable[[int, int], None]  # told how much is done, and of how much
+BLOCK = 400_000  # nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
+
+
+# What a target takes in. The nodes of a group drain into one target without limit, so what node u
+# of the lowest inner layer can hand on to the group is the sum of its edges into it. Each of these
+# edges must carry something by itself, so the sum is over what is usable.
+def find_demands(lowest: Floats, groups: Sequence[Sequence[int]] | None) -> Floats:
+    """[target, node] from the lowest edges [query, key]: of each key, or of each group of keys."""
+    columns = usable(lowest).T
+    if groups is not None:
+        columns = np.stack([columns[list(group)].sum(axis=0) for group in groups])
+    return np.ascontiguousarray(columns)
+
+
+# Outer cuts. All flow leaves the source and enters the target, so it is at most the sum of either
+# side. In a causal graph edges never lead to a later position, so what reaches the target from
+# source k stays between the first node with demand and k, and only that part of a sum counts. The
+# first node with demand is the target itself, or the first of a group, or a later one.
+def outer_cuts(
+    supplies: Floats, demands: Floats, sources: npt.NDArray[np.int64], causal: bool
+) -> Floats:
+    """[source, target]: the smaller of what can leave the source and what can enter the target."""
+    if causal:
+        first = (demands > 0).argmax(axis=1)  # [target]; any, where there is no demand
+        leaving = supplies[:, ::-1].cumsum(axis=1)[:, ::-1][:, first]  # from there on
+        entering = demands.cumsum(axis=1)[:, sources].T  # up to the source
+    else:
+        leaving = supplies.sum(axis=1)[:, None]  # [source, 1]
+        entering = demands.sum(axis=1)[None, :]  # [1, target]
+    return np.ascontiguousarray(np.minimum(leaving, entering), dtype=np.float64)
+
+
+# ---- deep graphs: most of the depth is mixing that need not be searched -------------------------------------------------------
+
+
+# Carrying an amount through a step. Node u hands out its amount, or its row sum if that is less,
+# in the proportions of its row: edge (u, v) carries min(amount[u] / row sum[u], 1) * edge[u, v],
+# which fits, whatever the rows sum to. (Where rows sum to 1 this is attention rollout, seen as a
+# flow.) A node that hands out less than it was given is given less: each unit that arrives has a
+# path. A demand is carried up in the same way, by the columns. So every flow between a lowered
+# supply and a raised demand extends to a flow of the whole graph, and where it meets a cut of the
+# whole graph it is a maximum flow.
+def carry(amounts: Floats, step: Floats) -> Floats:
+    """amounts [end, node] carried through a step [node, next node]: [end, next node]."""
+    sums = step.sum(axis=1)
+    return np.minimum(amounts / np.where(sums > 0, sums, 1.0), 1.0) @ step
+
+
+def lower(supplies: Floats, steps: Floats) -> Floats:
+    """supplies [source, node] carried down through steps [step, upper, lower]."""
+    for step in steps[::-1]:
+        supplies = carry(supplies, usable(step))
+    return supplies
+
+
+def raise_(demands: Floats, steps: Floats) -> Floats:
+    """demands [target, node] carried up through steps [step, upper, lower]."""
+    for step in steps:
+        demands = carry(demands, usable(step).T)
+    return demands
+
+
+WAIST = 2  # steps that stay: with one there is too little choice, with three the search takes longer and succeeds no more often
+WORTH_A_WAIST = 5  # steps from which on the rest is worth leaving out
+PROBES = 6  # pairs tried before a place for the waist is trusted
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Many pairs of one graph: supplies [source, node], demands [target, node], inner and ways as above, bounds [source, target]."""
+
+    supplies: Floats
+    demands: Floats
+    inner: Floats
+    ways: Bits
+    bounds: Floats
+    causal: bool
+
+    def waist(self, place: int) -> "Problem":
+        """The problem between inner layers `place` and `place + WAIST`, with supplies lowered to it and demands raised to it."""
+        above, below = place + WAIST, place
+        supplies = lower(self.supplies, self.inner[above:])
+        demands = raise_(self.demands, self.inner[:below])
+        return Problem(
+            supplies,
+            demands,
+            self.inner[below:above],
+            self.ways[below:above],
+            self.bounds,
+            self.causal,
+        )
+
+
+def find_waist(problem: Problem) -> Problem | None:
+    """A waist where a few probes meet their bounds, tried where attention is most even; None if there is none."""
+    steps, nodes, _ = problem.inner.shape
+    if (
+        problem.causal or steps < WORTH_A_WAIST
+    ):  # rollout leaks out of a causal window, so it meets no bound there
+        return None
+    evenness = np.minimum(problem.inner, 1 / nodes).sum(axis=(1, 2))
+    places = sorted(
+        range(1, steps - WAIST), key=lambda place: -evenness[place : place + WAIST].sum()
+    )
+    sources, targets = problem.bounds.shape
+    probe = np.full(problem.bounds.shape, np.inf)
+    pairs = np.linspace(0, sources * targets - 1, PROBES).astype(int)
+    for place in places[:2]:
+        waist = problem.waist(place)
+        probe[:] = 0.0
+        probe.T.flat[pairs] = np.nan
+        solve(waist, probe)
+        if np.mean(probe.T.flat[pairs] >= problem.bounds.T.flat[pairs]) > 0.5:
+            return waist
+    return None
+
+
+# ---- jobs ---------------------------------------------------------------------------------------------------------------------
+
+
+def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None = None) -> None:
+    """Search every pair of flows [source, target] that is NaN. The blocks of work do not depend on the number of workers."""
+    if not np.isnan(flows).any():
+        return
+    steps, nodes, _ = problem.inner.shape
+    block = max(1, BLOCK // (nodes * (steps + 1)))
+    starts = range(0, flows.size, block)
+    scratches: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
+    for _ in range(min(workers, len(starts))):
+        scratches.put(scratch(problem.inner, problem.ways))
+
+    def search_block(start: int) -> None:
+        mine = scratches.get()
+        stop = min(start + block, flows.size)
+        search_pairs(
+            start,
+            stop,
+            problem.supplies,
+            problem.demands,
+            problem.causal,
+            problem.bounds,
+            flows,
+            problem.inner,
+            problem.ways,
+            *mine,
+        )
+        scratches.put(mine)
+
+    for _ in each(search_block, starts, workers):
+        if tick is not None:
+            tick(int(np.count_nonzero(flows == flows)), flows.size)
+
+
+def each(task: Callable[[int], None], items: range, workers: int) -> Iterator[None]:
+    """Do the task for every item, on so many threads; an interruption waits only for the tasks that are running."""
+    if workers == 1 or len(items) == 1:
+        yield from map(task, items)
+        return
+    pool = ThreadPoolExecutor(workers)
+    try:
+        yield from pool.map(task, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def settle(problem: Problem, flows: Floats, workers: int, tick: Tick | None) -> Floats:
+    """Find every flow that is NaN: through a waist where that meets the bound, else in the whole graph."""
+    waist = find_waist(problem) if np.isnan(flows).any() else None
+    if waist is not None:
+        through = np.where(np.isnan(flows), np.nan, -np.inf)
+        solve(waist, through, workers, tick)
+        np.copyto(flows, problem.bounds, where=through >= problem.bounds)
+    solve(problem, flows, workers, tick)
+    return flows
+
+
+def flows_from(
+    edges: Floats,
+    sources: npt.NDArray[np.int64],
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    workers: int = 1,
+    tick: Tick | None = None,
+) -> Floats:
+    """[source, target]: the maximum flows from some nodes of the top layer to layer 0.
+
+    edges [layer, query, key]. The targets are the nodes of layer 0, or groups of them. scale: the
+    largest row sum of the graph whose layers these are, found if None.
+    """
+    if scale is None:
+        scale = find_scale(edges)
+    if scale != 1.0:
+        scaled = edges / scale
+        return scale * flows_from(
+            scaled, sources, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
+        )
+    demands = find_demands(edges[0], groups)
+    if len(edges) == 1:
+        return np.ascontiguousarray(demands[:, sources].T)
+    supplies = usable(edges[-1][sources])
+    flows = np.full((len(supplies), len(demands)), np.nan)
+    if len(edges) == 2:
+        two_layers(supplies, demands, flows)
+        return flows
+    inner = edges[1:-1]
+    bounds = outer_cuts(supplies, demands, sources, causal)
+    return settle(
+        Problem(supplies, demands, inner, ways_of(inner), bounds, causal), flows, workers, tick
+    )
+
+
+def flows_of_all_layers(
+    edges: Floats,
+    *,
+    groups: Sequence[Sequence[int]] | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    workers: int = 1,
+    tick: Tick | None = None,
+) -> Floats:
+    """[layer, source, target]: the maximum flows from every node of layers 1..depth, bottom up.
+
+    edges, groups and scale as for `flows_from`.
+    """
+    if scale is None:
+        scale = find_scale(edges)
+    if scale != 1.0:
+        scaled = edges / scale
+        return scale * flows_of_all_layers(
+            scaled, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
+        )
+    depth, nodes, _ = edges.shape
+    everyone = np.arange(nodes)
+    demands = find_demands(edges[0], groups)
+    ways = ways_of(edges[1:-1])
+    flows = np.full((depth, nodes, len(demands)), np.nan)
+    flows[0] = demands.T
+    if depth > 1:
+        two_layers(usable(edges[1]), demands, flows[1])
+    for layer in range(2, depth):
+        supplies = usable(edges[layer])
+        bounds = outer_cuts(supplies, demands, everyone, causal)
+        least = np.empty_like(bounds)
+        bounds_from_below(supplies, flows[layer - 1], bounds, least)
+        np.copyto(flows[layer], bounds, where=least >= bounds - MET)
+        problem = Problem(supplies, demands, edges[1:layer], ways[: layer - 1], bounds, causal)
+        settle(problem, flows[layer], workers, part_of(tick, layer, depth))
+    return flows
+
+
+def part_of(tick: Tick | None, part: int, parts: int) -> Tick | None:
+    """A tick for one of several equal parts of a job."""
+    return None if tick is None else lambda done, total: tick(part * total + done, parts * total)

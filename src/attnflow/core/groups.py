@@ -1,0 +1,189 @@
+"""Groups of positions: words, spans, image regions; how they are asked for, checked and named."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnflow.core.graph import Floats, iterated, positions_of
+from attnflow.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Positions that are taken together as one key: a word, a span, an image region."""
+
+    name: str
+    positions: tuple[int, ...]
+
+
+Groups = str | Iterable[Iterable[int] | Group] | Mapping[str, Iterable[int]]
+
+
+def read_groups(
+    groups: Groups,
+    size: int,
+    *,
+    tokens: Sequence[str] | None = None,
+    words: Sequence[int | None] | None = None,
+    removed: Sequence[int] = (),
+) -> tuple[Group, ...]:
+    """The groups that were asked for, of so many positions, named and checked.
+
+    Parameters
+    ----------
+    groups
+        "words", lists of positions, or {name: positions}.
+    size
+        How many positions there are.
+    tokens, words
+        The name and the word of each position, where they are known.
+    removed
+        Positions that were taken out.
+
+    >>> read_groups([[0, 1], [2]], 3, tokens=["un", "##do", "it"], words=[0, 0, 1])
+    (Group(name='undo', positions=(0, 1)), Group(name='it', positions=(2,)))
+    """
+    names = tuple(map(str, range(size))) if tokens is None else tuple(tokens)
+    if isinstance(groups, str):
+        if groups != "words":
+            raise OptionError(
+                f"unknown groups {groups!r}; choose 'words', lists of positions, or"
+                " {name: positions}"
+            )
+        if words is None:
+            raise OptionError(
+                "groups='words' needs the tokens' words, and here are none: give"
+                " Attention(words=[...]), the number of each token's word, or lists of positions"
+            )
+        return word_groups(names, words, removed)
+    named: list[tuple[Any, Any]] = (
+        list(groups.items())
+        if isinstance(groups, Mapping)
+        else [
+            (each.name, each.positions) if isinstance(each, Group) else (None, each)
+            for each in iterated(groups, "groups")
+        ]
+    )
+    if not named:
+        raise OptionError("at least one group must be given; got none")
+    found: list[Group] = []
+    taken: dict[int, int] = {}  # the group of each position
+    for number, (name, positions) in enumerate(named):
+        if name is not None and not isinstance(name, str):
+            raise OptionError(f"the names of groups must be strings; got {name!r}")
+        if not is_several(positions):
+            raise OptionError(
+                f"groups must be lists of positions, as [[0, 1], [2]]; got {positions!r} as group"
+                f" {number}"
+            )
+        checked = check_group(positions, size, removed, f"the positions of group {number}")
+        for position in checked:
+            if taken.setdefault(position, number) != number:
+                raise OptionError(
+                    f"a position must be in one group only; got {position} in groups"
+                    f" {taken[position]} and {number}"
+                )
+        found.append(Group(name_group(checked, tokens, words) if name is None else name, checked))
+    return tuple(found)
+
+
+def name_group(
+    positions: Sequence[int], tokens: Sequence[str] | None, words: Sequence[int | None] | None
+) -> str:
+    """The words of these positions, or their numbers where tokens have no names."""
+    if tokens is None:
+        return list_numbers(positions)
+    pieces: list[list[int]] = []
+    for position in positions:
+        before = pieces[-1][-1] if pieces else None
+        same = (
+            before is not None
+            and before == position - 1
+            and words is not None
+            and words[position] is not None
+            and words[position] == words[before]
+        )
+        if same:
+            pieces[-1].append(position)
+        else:
+            pieces.append([position])
+    return " ".join(join_subwords([tokens[each] for each in piece]) for piece in pieces)
+
+
+def check_group(
+    positions: Iterable[int], size: int, removed: Sequence[int], what: str
+) -> tuple[int, ...]:
+    """Positions to take together: at least one, each once, none of them removed."""
+    found = positions_of(positions, size, what)
+    if not found:
+        raise OptionError(f"{what} must be at least one; got none")
+    if len(set(found)) < len(found):
+        twice = next(position for position in found if found.count(position) > 1)
+        raise OptionError(f"{what} must be different ones; got {twice} twice")
+    refuse_removed(found, size, removed)
+    return found
+
+
+def refuse_removed(positions: Sequence[int], size: int, removed: Sequence[int]) -> None:
+    """Refuse a position that was taken out of the graph."""
+    for position in positions:
+        if position in removed:
+            kept = [each for each in range(size) if each not in removed]
+            raise OptionError(
+                f"position {position} was taken out of this graph;"
+                f" it has positions {list_numbers(kept)}"
+            )
+
+
+def is_several(position: Any) -> bool:
+    """Whether these are positions in a list, an array or their like, and not one position."""
+    if isinstance(position, np.ndarray):
+        return position.ndim > 0
+    return isinstance(position, Iterable) and not isinstance(position, str)
+
+
+def list_words(words: Sequence[int | None] | None) -> list[list[int]]:
+    """The positions of each word, from each token's word; a token without a word stands alone."""
+    if words is None:
+        raise OptionError(
+            "this result has no words: give Attention(words=[...]), the number of each token's word"
+        )
+    groups: list[list[int]] = []
+    for place, word in enumerate(words):
+        if groups and word is not None and word == words[groups[-1][-1]]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
+
+
+def word_groups(
+    tokens: Sequence[str], words: Sequence[int | None] | None, removed: Sequence[int] = ()
+) -> tuple[Group, ...]:
+    """Each word with its positions, without those removed; a token without a word stands alone."""
+    kept = [[place for place in word if place not in removed] for word in list_words(words)]
+    return tuple(
+        Group(join_subwords([tokens[place] for place in word]), tuple(word))
+        for word in kept
+        if word
+    )
+
+
+def sum_groups(values: Floats, groups: Sequence[Group]) -> Floats:
+    """values [..., key] summed over the keys of each group: [..., group]."""
+    return np.stack([values[..., list(group.positions)].sum(axis=-1) for group in groups], axis=-1)
+
+
+def join_subwords(tokens: Sequence[str]) -> str:
+    """One word from its tokens, without the marks of tokenizers for a word's start or rest."""
+    return "".join(token.removeprefix("##").replace("Ġ", "").replace("▁", "") for token in tokens)
+
+
+def list_numbers(numbers: Sequence[int]) -> str:
+    """Numbers for a message: 1..6 for a run, else one by one."""
+    ordered = sorted(set(numbers))
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"{ordered[0]}..{ordered[-1]}"
+    return ", ".join(map(str, ordered))

@@ -1,0 +1,1 @@
+"""A data set into Parquet shards, resumable, in processes or on Ray."""

@@ -1,0 +1,1 @@
+"""`Model`, `load`, inputs, and the model that ships with attnflow."""

@@ -1,0 +1,218 @@
+"""Inputs of a model: `Encoded`, and how texts, pairs of texts, token ids and images become one."""
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnflow.core.graph import integers
+from attnflow.errors import CaptureError, OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One input as the model takes it, and how its positions are called."""
+
+    ids: tuple[int, ...]  # of the encoder, or of a decoder that stands alone; empty for images
+    tokens: tuple[str, ...]
+    words: tuple[int | None, ...] | None = None  # the whitespace word of each token
+    decoder_ids: tuple[int, ...] = ()  # of a decoder with an encoder
+    decoder_tokens: tuple[str, ...] = ()
+    pixels: "torch.Tensor | None" = None  # [channel, height, width]
+    grid: tuple[int, int] | None = None  # patches down and across
+    special: tuple[bool, ...] = ()  # whether a token is no word of the input: CLS, SEP, ...
+    segments: tuple[int, ...] = ()  # 0 or 1 per token, where the input is a pair of texts
+
+
+# ---- texts --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a tokenizer made of one or two texts; padding is left out."""
+
+    ids: tuple[int, ...]
+    names: tuple[str, ...] | None  # None where the tokenizer does not say
+    words: tuple[int | None, ...] | None
+    segments: tuple[int, ...]  # empty for one text
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int | None = None) -> Tokens:
+    """The tokens of one text, or of a pair of them; cut off after max_length tokens, if given."""
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    options: dict[str, Any] = {"return_offsets_mapping": True} if fast else {}
+    if max_length is None:
+        options["verbose"] = False  # the caller says what is too long
+    else:
+        options |= {"truncation": True, "max_length": max_length}
+    if len(texts) > 1:
+        options["return_token_type_ids"] = True
+    encoded = call_tokenizer(tokenizer, texts, options)
+    ids = token_ids(encoded["input_ids"])
+    mask = token_ids(encoded["attention_mask"]) if "attention_mask" in encoded else [1] * len(ids)
+    real = [place for place, seen in enumerate(mask) if seen]  # a tokenizer may pad by itself
+    names, words = None, None
+    if fast:
+        tokens = encoded.tokens()
+        names = tuple(tokens[place] for place in real)
+        numbers = number_words(texts, encoded.sequence_ids(), encoded["offset_mapping"])
+        words = tuple(numbers[place] for place in real)
+    kinds = token_ids(encoded["token_type_ids"]) if len(texts) > 1 else []
+    segments = tuple(kinds[place] for place in real) if kinds else ()
+    return Tokens(tuple(ids[place] for place in real), names, words, segments)
+
+
+def call_tokenizer(tokenizer: Any, texts: Sequence[str], options: dict[str, Any]) -> Any:
+    """What the tokenizer says; or one line, whatever it raises (a panic of Rust's among it)."""
+    try:
+        return tokenizer(*texts, **options)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        line = " ".join(str(error).split())
+        raise CaptureError(
+            f"the tokenizer failed on this text: {type(error).__name__}: {line[:300]}"
+        ) from error
+
+
+def number_words(
+    texts: Sequence[str], parts: Sequence[int | None], spans: Sequence[tuple[int, int]]
+) -> list[int | None]:
+    """The whitespace word of each token, counted over all texts; None for tokens that are no text.
+
+    parts: the text that each token is of, None for special tokens. spans: its characters in that
+    text. "don't" is one word, however many tokens it has.
+    """
+    starts = [[match.start() for match in WORD.finditer(text)] for text in texts]
+    found: list[int | None] = []
+    for part, (start, end) in zip(parts, spans, strict=True):
+        if part is None:
+            found.append(None)
+            continue
+        piece = texts[part][start:end]
+        first = (
+            start + len(piece) - len(piece.lstrip())
+        )  # a token may begin with the space before it
+        word = bisect_right(starts[part], first) - 1
+        found.append(None if not piece.strip() else word + sum(map(len, starts[:part])))
+    return found
+
+
+def token_ids(value: Any) -> list[int]:
+    """Token ids from a list, an array or a tensor of whole numbers, of one sequence."""
+    given = value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Iterable):
+        value = list(value)
+        if len(value) == 1 and isinstance(value[0], list):
+            value = value[0]
+        if all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
+            return [int(each) for each in value]
+        if all(isinstance(each, str) for each in value):
+            raise OptionError(
+                f"several texts must be a list of them; got {type(given).__name__}:"
+                " put them in a list"
+            )
+    raise OptionError(f"an input must be a text or token ids; got {type(given).__name__}")
+
+
+def are_many(inputs: Any) -> bool:
+    """Whether this is a list of inputs; a list of token ids is one input."""
+    return isinstance(inputs, list) and not (
+        inputs and all(isinstance(each, int) for each in inputs)
+    )
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+
+def read_image(value: Any, processor: Any, config: Any, name: str) -> "torch.Tensor":
+    """The pixels [channel, height, width] of an image, a tensor, an array or a file, checked."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        pixels = value[0] if value.ndim == 4 and value.shape[0] == 1 else value
+    elif processor is None:
+        raise OptionError(
+            "this model has no image processor, so it takes pixel tensors;"
+            f" got {type(value).__name__}"
+        )
+    elif isinstance(value, str | os.PathLike) and not Path(value).is_file():
+        raise OptionError(
+            "an image must be a PIL image, an array, a tensor or the path of a file;"
+            f" got {str(value)!r}, which is no file"
+        )
+    else:
+        try:
+            images = str(value) if isinstance(value, os.PathLike) else value
+            pixels = processor(images=images, return_tensors="pt")["pixel_values"][0]
+        except (ValueError, TypeError, AttributeError, OSError) as error:
+            raise OptionError(
+                f"{name} takes an image (PIL, numpy or a tensor);"
+                f" got {type(value).__name__}: {error}"
+            ) from error
+    channels = getattr(config, "num_channels", 3)
+    if pixels.ndim != 3 or pixels.shape[0] != channels:
+        raise OptionError(
+            f"an image must have shape [{channels}, height, width]; got {tuple(pixels.shape)}"
+        )
+    expected = getattr(config, "image_size", None)
+    if (
+        isinstance(expected, int)
+        and pixels.shape[1:] != (expected, expected)
+        and "dinov2" not in config.model_type
+    ):
+        raise OptionError(
+            f"{name} takes images of {expected} x {expected};"
+            f" got {pixels.shape[1]} x {pixels.shape[2]}: resize it"
+        )
+    return pixels
+
+
+def patch_size(config: Any) -> tuple[int, int]:
+    """The height and width of a patch, in pixels."""
+    patch = config.patch_size
+    down, across = patch if isinstance(patch, Sequence) else (patch, patch)
+    return int(down), int(across)
+
+
+# ---- batches ------------------------------------------------------------------------------------
+
+
+def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
+    """Places of inputs that run together: of similar length, and not too many tokens."""
+    (batch_tokens,) = integers([batch_tokens], "batch_tokens")
+    if batch_tokens < 1:
+        raise OptionError(f"batch_tokens must be at least 1; got {batch_tokens}")
+    batch: list[int] = []
+    for place in sorted(range(len(encoded)), key=lambda place: len(encoded[place].tokens)):
+        if batch and (len(batch) + 1) * len(encoded[place].tokens) > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
+
+
+def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Ids and mask [sequence, position], padded on the right."""
+    import torch
+
+    longest = max(map(len, sequences))
+    ids = torch.tensor(
+        [[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences]
+    )
+    mask = torch.tensor(
+        [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
+    )
+    return ids, mask

@@ -1,0 +1,366 @@
+"""The model that ships with attnflow: is the verb that follows these words singular or plural?
+
+The paper's model: a Transformer encoder of GPT-2 blocks without a causal mask, with a CLS token in front, whose state in the last layer
+goes to the classifier. Plain PyTorch; the names in `VerbNumberConfig` are those of Hugging Face, so that every part of attnflow takes it
+like any other model.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnflow.core.files import write_file
+from attnflow.errors import FileError
+
+LABELS = ("singular", "plural")
+PAD, UNK, CLS = "[PAD]", "[UNK]", "[CLS]"
+SPECIAL = (PAD, UNK, CLS)
+MODEL_TYPE = "verb-number"
+
+
+@dataclass(frozen=True)
+class VerbNumberConfig:
+    """The size of the model; by default that of the paper."""
+
+    vocab_size: int
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    hidden_size: int = 128
+    max_position_embeddings: int = 64
+    dropout: float = 0.1
+    pad_token_id: int = 0
+    model_type: str = MODEL_TYPE
+    id2label: dict[int, str] = field(default_factory=lambda: dict(enumerate(LABELS)))
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the model gives back, called as Hugging Face calls it."""
+
+    logits: Tensor  # [sequence, label]
+    attentions: tuple[Tensor, ...] | None = None  # one a layer: [sequence, head, query, key]
+
+
+class SelfAttention(nn.Module):
+    """Attention of every position to every position that is not padding."""
+
+    def __init__(self, config: VerbNumberConfig) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """state: [sequence, position, width]; returns the same, and the weights [sequence, head, query, key]."""
+        sequences, positions, width = state.shape
+        projected = self.query_key_value(state).view(
+            sequences, positions, 3, self.heads, width // self.heads
+        )
+        query, key, value = projected.permute(
+            2, 0, 3, 1, 4
+        )  # each [sequence, head, position, width of a head]
+        scores = query @ key.transpose(2, 3) * (width // self.heads) ** -0.5
+        if padding is not None:
+            scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1)
+        mixed = (self.dropout(weights) @ value).transpose(1, 2).reshape(sequences, positions, width)
+        return self.output(mixed), weights
+
+
+class Block(nn.Module):
+    """A GPT-2 block: attention, then two layers of a feed-forward network, each on the normalised state and added to it."""
+
+    def __init__(self, config: VerbNumberConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = SelfAttention(config)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """state: [sequence, position, width]; returns the same, and the attention weights."""
+        mixed, weights = self.attention(self.attention_norm(state), padding)
+        state = state + self.dropout(mixed)
+        state = state + self.dropout(self.feed_forward(self.feed_forward_norm(state)))
+        return state, weights
+
+
+class VerbNumber(nn.Module):
+    """Token ids in, with CLS first; scores of singular and plural out."""
+
+    def __init__(self, config: VerbNumberConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(
+            config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id
+        )
+        self.position_embedding = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, len(config.id2label))
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Output:
+        """input_ids, attention_mask (0 where there is no token): [sequence, position]."""
+        state, attentions = self.states(input_ids, attention_mask)
+        return Output(
+            self.classifier(state[:, 0]), tuple(attentions) if output_attentions else None
+        )
+
+    def states(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The final states [sequence, position, width], and each layer's attention weights."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        state = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))
+        padding = (
+            None if attention_mask is None else (attention_mask == 0)[:, None, None, :]
+        )  # no query sees these keys
+        attentions = []
+        for block in self.blocks:
+            state, weights = block(state, padding)
+            attentions.append(weights)
+        return self.norm(state), attentions
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The layer that turns ids to vectors."""
+        return self.token_embedding
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self.token_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The kind of its numbers."""
+        return self.token_embedding.weight.dtype
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------------------
+
+# a text is cut as the Penn Treebank cuts it: "it's" is "it" and "'s", "don't" is "do" and "n't", punctuation stands alone
+PIECES = re.compile(
+    r"n't\b|'(?:s|m|d|re|ve|ll)\b|\w+(?=n't\b)|\w+(?:[-.]\w+)*|``|''|--|\.\.\.|\S", re.IGNORECASE
+)
+QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-"})
+# the class of a word that the vocabulary lacks: the first rule that fits it, as the data writes rare words
+CLASSES = (
+    ("CD", re.compile(r"[\d.,/:-]*\d[\d.,/:-]*(?:st|nd|rd|th|s)?")),
+    ("VBG", re.compile(r".{2,}ing")),
+    ("VBN", re.compile(r".{2,}ed")),
+    ("RB", re.compile(r".{2,}ly")),
+    ("JJ", re.compile(r".{2,}(?:ous|ful|less|able|ible|ive|ish|ical|ial|ic|ary|ese)|.{3,}al")),
+    ("NN", re.compile(r".*(?:ss|us|is)")),
+    (
+        "NNS",
+        re.compile(r".{2,}s|.*(?:men|people|folk|children|mice|feet|teeth|geese)|.{2,}(?:ae|eaux)"),
+    ),
+)
+
+
+def pieces(text: str) -> list[str]:
+    """The words and signs of a text, as the vocabulary cuts them.
+
+    >>> pieces("The dogs' owner doesn't see it, though.")
+    ['The', 'dogs', "'", 'owner', 'does', "n't", 'see', 'it', ',', 'though', '.']
+    """
+    return PIECES.findall(text.translate(QUOTES))
+
+
+def word_class(word: str, *, first: bool = False) -> str:
+    """The part-of-speech-like class of a word by its look: NN, NNS, NNP, VBG, VBN, RB, JJ or CD.
+
+    A capital means a name, except in the first word of a text; then endings decide; everything else is a singular noun.
+
+    >>> [word_class(word) for word in ("zorbs", "zorb", "Zorbia", "zorbing", "zorbed", "zorbly", "zorbous", "1,234")]
+    ['NNS', 'NN', 'NNP', 'VBG', 'VBN', 'RB', 'JJ', 'CD']
+    """
+    if word[:1].isupper() and not first:
+        return "NNP"
+    low = word.lower()
+    return next((name for name, rule in CLASSES if rule.fullmatch(low)), "NN")
+
+
+class Encoding(dict[str, Any]):
+    """The ids of a text and the characters of each token, as Hugging Face's tokenizers give them."""
+
+    def __init__(self, ids: list[int], names: list[str], spans: list[tuple[int, int]]) -> None:
+        super().__init__(input_ids=ids, offset_mapping=spans)
+        self.names = names
+
+    def tokens(self) -> list[str]:
+        """The words as the model reads them; an unknown one with its class, as in "zorbs/NNS"."""
+        return self.names
+
+    def sequence_ids(self) -> list[int | None]:
+        """None for CLS, then 0 per token: they are of the one text."""
+        return [None, *[0] * (len(self.names) - 1)]
+
+
+class Vocabulary:
+    """The words that the model knows, in the order of their ids; it is called as a Hugging Face tokenizer is.
+
+    >>> vocabulary = Vocabulary([*SPECIAL, "the", "NN", "NNS"])
+    >>> vocabulary("The zorbs").tokens(), vocabulary("The zorbs")["input_ids"]
+    (['[CLS]', 'the', 'zorbs/NNS'], [2, 3, 5])
+    """
+
+    is_fast = True  # as Hugging Face says that a token's characters can be asked for
+    unk_token, pad_token, cls_token = UNK, PAD, CLS
+    pad_token_id, unk_token_id, cls_token_id = (0, 1, 2)
+    mask_token_id = None
+    all_special_ids = (0, 2)  # UNK stands for a word
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = tuple(words)
+        if self.words[: len(SPECIAL)] != SPECIAL or len(set(self.words)) != len(self.words):
+            raise FileError(
+                f"a vocabulary must begin with {', '.join(SPECIAL)} and name each word once; got {self.words[:3]}"
+            )
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """The id of each word."""
+        return {word: place for place, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __call__(
+        self, text: str, *, truncation: bool = False, max_length: int | None = None, **_: Any
+    ) -> Encoding:
+        """CLS and the ids of a text's words; from its start, if it is cut."""
+        matches = list(PIECES.finditer(text.translate(QUOTES)))
+        words, spans = [each.group() for each in matches], [each.span() for each in matches]
+        found = [self.known(word, first=not place) for place, word in enumerate(words)]
+        names = [
+            each if each in (word, word.lower()) else f"{word}/{each}"
+            for word, each in zip(words, found, strict=True)
+        ]
+        end = max_length if truncation else None
+        return Encoding(
+            [self.cls_token_id, *(self.ids[each] for each in found)][:end],
+            [CLS, *names][:end],
+            [(0, 0), *spans][:end],
+        )
+
+    def known(self, word: str, *, first: bool = False) -> str:
+        """The word itself, else lower-cased, else its class, else UNK: whichever the model knows."""
+        return next(
+            (
+                each
+                for each in (word, word.lower(), word_class(word, first=first))
+                if each in self.ids
+            ),
+            UNK,
+        )
+
+    def ids_of(self, words: Iterable[str]) -> list[int]:
+        """The ids of words that are cut already, without CLS."""
+        return [self.ids[self.known(word, first=not place)] for place, word in enumerate(words)]
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of each word, as Hugging Face calls it."""
+        return self.ids
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """The words of ids."""
+        return [self.words[each] for each in ids]
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------------------
+
+
+def save(model: VerbNumber, vocabulary: Vocabulary, folder: Path) -> None:
+    """Write weights in float16, vocabulary and size to a folder, each file beside its name first; the weights last."""
+    from safetensors.torch import save as to_bytes
+
+    weights = {
+        name: weight.detach().to("cpu", torch.float16).contiguous()
+        for name, weight in model.state_dict().items()
+    }
+    write_file(
+        folder / "vocabulary.txt",
+        lambda file: file.write("".join(f"{word}\n" for word in vocabulary.words).encode()),
+    )
+    write_file(
+        folder / "config.json",
+        lambda file: file.write(json.dumps(asdict(model.config), indent=1).encode()),
+    )
+    write_file(folder / "model.safetensors", lambda file: file.write(to_bytes(weights)))
+
+
+def load(folder: str | os.PathLike[str]) -> tuple[VerbNumber, Vocabulary]:
+    """The model and its vocabulary from a folder that `save` wrote."""
+    from safetensors.torch import load_file
+
+    place = Path(folder)
+    try:
+        options = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        options["id2label"] = {int(number): label for number, label in options["id2label"].items()}
+        config = VerbNumberConfig(**options)
+        words = (place / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        weights = load_file(place / "model.safetensors")
+        check_sizes(config, words, weights)
+        model = VerbNumber(config)
+        model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+        vocabulary = Vocabulary(words)
+    except Exception as error:  # of json, safetensors or torch: whatever they raise over bad files
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{place} is no verb-number model: {error}") from error
+    return model.eval(), vocabulary
+
+
+def check_sizes(
+    config: VerbNumberConfig, words: Sequence[str], weights: Mapping[str, Tensor]
+) -> None:
+    """Refuse sizes that are not those of the weights, before a model of such sizes is built."""
+    vocabulary, width = weights["token_embedding.weight"].shape
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "max_position_embeddings": len(weights["position_embedding.weight"]),
+        "num_hidden_layers": sum(name.endswith("attention_norm.weight") for name in weights),
+    }
+    for name, size in sizes.items():
+        given = getattr(config, name)
+        if type(given) is not int or given != size:
+            raise ValueError(f"{name} must be {size}, as in its weights; got {given!r}")
+    heads = config.num_attention_heads
+    if type(heads) is not int or heads < 1 or width % heads:
+        raise ValueError(f"num_attention_heads must divide the width {width}; got {heads!r}")
+    padding = config.pad_token_id
+    if type(padding) is not int or not 0 <= padding < vocabulary:
+        raise ValueError(f"pad_token_id must be from 0 to {vocabulary - 1}; got {padding!r}")
+    labels = config.id2label
+    if sorted(labels) != list(range(len(labels))) or not all(
+        isinstance(label, str) for label in labels.values()
+    ):
+        raise ValueError(f"id2label must name the classes from 0 on; got {labels}")
+    if len(words) != vocabulary:
+        raise ValueError(f"vocabulary.txt must have {vocabulary} words; it has {len(words)}")

@@ -1,0 +1,1 @@
+"""Figures, the page and the terminal: they take results and compute nothing."""

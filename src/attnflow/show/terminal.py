@@ -1,0 +1,200 @@
+"""What the command line shows: tables with bars, strips of coloured tokens, notes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attnflow.analysis.explanation import Explanation
+from attnflow.core.methods import are_even
+from attnflow.core.results import TokenAttention
+from attnflow.errors import printable
+from attnflow.notices import collect_notices
+
+
+def print_table(console: Console, results: list[TokenAttention]) -> None:
+    """Tokens down, a number and a bar for each method across; a star marks flows at the bound that all sources share."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", justify="right", style="dim")
+    table.add_column("token", overflow="fold")
+    width = max(6, min(40, (console.width - 30) // len(results) - 10))
+    for result in results:
+        table.add_column(Text(printable(result.method)), justify="right")
+        table.add_column("", width=width, no_wrap=True)
+    block = "█" if console.encoding.lower().startswith("utf") else "#"
+    starred = False
+    for key, token in enumerate(results[0].tokens):
+        cells = [Text(str(key)), Text(printable(token))]
+        for result in results:
+            row = result.values[0, 0]
+            value, largest = float(row[key]), float(row.max())
+            star = result.saturated is not None and bool(result.saturated[0, 0, key])
+            starred |= star
+            bar = block * round(width * value / largest) if largest > 0 else ""
+            cells += [Text(f"{value:.4f}{'*' if star else ' '}"), Text(bar, style="blue")]
+        table.add_row(*cells)
+    console.print(table)
+    if starred:
+        console.print(Text("* at the bound that is the same for every source", style="dim"))
+
+
+# the colours of the page and of the figures' heat maps (ColorBrewer's Blues), each with a mark for a terminal without colour
+SHADES = [
+    (" ", ""),
+    ("░", "#000000 on #deebf7"),
+    ("▒", "#000000 on #9ecae1"),
+    ("▓", "#000000 on #4292c6"),
+    ("█", "#ffffff on #08519c"),
+]
+ASCII = {" ": " ", "░": ".", "▒": ":", "▓": "+", "█": "#"}
+
+
+AGAINST = [
+    "",
+    "#000000 on #fee6ce",
+    "#000000 on #fdae6b",
+    "#000000 on #f16913",
+    "#ffffff on #a63603",
+]
+
+
+def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
+    """The tokens in a row, from none to strong by their share of the largest value.
+
+    In colour, or marked where there is none; what is negative is orange, or has a minus before it.
+    """
+    strip = Text()
+    largest = max(map(abs, values), default=0.0)
+    for token, value in zip(tokens, values, strict=True):
+        share = abs(value) / largest if largest > 0 else 0.0
+        step = min(len(SHADES) - 1, int(len(SHADES) * share))
+        text = printable(token).replace("Ġ", "").replace("▁", "")
+        strip.append_text(shaded(console, text, step, against=value < 0)).append(" ")
+    return strip
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print lines of plain text, cleaned, to standard output or standard error."""
+    typer.echo(printable(text, keep="\n"), err=err)
+
+
+def print_note(note: object) -> None:
+    """A note on standard error, in one line."""
+    line = printable(" ".join(str(note).split()))
+    Console(stderr=True).print(Text(f"note: {line}", style="yellow"))
+
+
+def print_markdown(markdown: str) -> None:
+    """Our tables in Markdown: drawn on a terminal, as they are in a pipe.
+
+    Only the lines of tables are read: a word of somebody's text that looks like a link or like
+    emphasis stays a word.
+    """
+    console, rows = Console(), list[list[str]]()
+    if not console.is_terminal:
+        say(markdown)
+        return
+    for line in [*markdown.split("\n"), ""]:
+        if line.startswith("| "):
+            rows.append(read_cells(line))
+            continue
+        if rows:
+            table = Table(box=SIMPLE)
+            for name in rows[0]:
+                table.add_column(Text(name))
+            for row in rows[2:]:  # below the header, the line that underlines it
+                table.add_row(*map(Text, row))
+            console.print(table)
+            rows = []
+        title = len(line) > 4 and line.startswith("**") and line.endswith("**")
+        if line:
+            console.print(
+                Text(printable(line.strip("*")), "bold") if title else Text(printable(line))
+            )
+
+
+def read_cells(line: str) -> list[str]:
+    """The cells of one line of a table in Markdown, cleaned."""
+    cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+    return [printable(cell.replace("\\|", "|")) for cell in cells]
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """What attnflow warns of within becomes a note on standard error."""
+    with collect_notices() as notices:
+        yield
+    for notice in notices:
+        print_note(notice)
+
+
+def print_explanation(
+    console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
+) -> None:
+    """The prediction, then a strip of tokens per method and importance, its strongest at the end."""
+    shown = max(explanation.raw.layers) if layer is None else layer
+    scores = explanation.scores(shown, by_word=by_word)
+    if isinstance(explanation.text, str):
+        console.print(Text(printable(explanation.text), style="bold"))
+    if explanation.prediction is not None:
+        label, probability = explanation.prediction
+        console.print(Text(f"{printable(label)}, with probability {probability:.3f}"))
+    token = printable(explanation.tokens[explanation.position])
+    where = f"position {explanation.position}, {token}, of layer {shown}"
+    console.print(Text(f"what {where} looks at:", style="dim"))
+    width = max(map(len, scores))
+    for name, (tokens, values) in scores.items():
+        if name in explanation.importance and name == next(iter(explanation.importance)):
+            print_target(console, explanation)
+        strip = Text(describe_even(explanation, name, shown), style="dim")
+        if not strip.plain:
+            best = int(abs(values).argmax())
+            strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
+            strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(printable(name).replace("_", " ").ljust(width)), strip)
+        console.print(table)
+    signed = any(each.signed for each in explanation.importance.values())
+    console.print(scale(console, width, signed=signed))
+
+
+def print_target(console: Console, explanation: Explanation) -> None:
+    """What importance watched."""
+    first = next(iter(explanation.importance.values()))
+    watched = f"{printable(first.target)} (probability {first.probability:.3f})"
+    console.print(Text(f"what {watched} depends on:", style="dim"))
+
+
+def describe_even(explanation: Explanation, name: str, layer: int) -> str:
+    """Why a strip of flow would show nothing; empty if it shows something."""
+    if name != "flow" or layer < 2:
+        return ""
+    row = explanation.flow.select(explanation.position, layer)
+    if not are_even(row.spread, row.visible_keys).any():
+        return ""
+    spread = float(row.spread[0, 0])
+    return f"hardly differs between tokens here (spread {spread:.2g}): it says nothing"
+
+
+def scale(console: Console, indent: int, *, signed: bool = False) -> Text:
+    """What the marks and colours mean."""
+    text = Text(f"{'':>{indent}}  ").append("share of the largest: ", style="dim")
+    for place in range(len(SHADES)):
+        text.append_text(shaded(console, f"{100 * place // len(SHADES)}%", place)).append(" ")
+    if signed:
+        text.append("  against: ", style="dim")
+        text.append_text(shaded(console, "80%", len(SHADES) - 1, against=True))
+    return text
+
+
+def shaded(console: Console, text: str, step: int, *, against: bool = False) -> Text:
+    """A text in its colour, or followed by its mark on a terminal without colour."""
+    mark, style = SHADES[step]
+    if console.color_system is not None and not console.no_color:
+        return Text(f" {text} ", style=AGAINST[step] if against else style)
+    mark = mark if console.encoding.lower().startswith("utf") else ASCII[mark]
+    return Text(f"{'-' if against and step else ''}{text}{mark}")
