@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import attnflow as af
 from attnflow.core import graph
-from tests.oracles import Floats, any_attention, attention
+from tests.oracles import Floats, Igraph, any_attention, any_capacities, attention, rational_flow
 
 RNG = np.random.default_rng(0)
 
@@ -422,3 +422,78 @@ def test_slabs_of_layers_change_nothing(fusion: Any, monkeypatch: pytest.MonkeyP
     weights[4, 1, 2, 3] = 2
     with pytest.raises(af.WeightsError, match=r"layer 5, head 1, query 2 sums to 2\."):
         af.Attention(weights)
+
+
+# ---- edges of any kind --------------------------------------------------------------------------
+
+
+@given(any_capacities(), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_rollout_and_flow_work_on_edges_of_any_sum(edges: Floats, seed: int) -> None:
+    graph = af.AttentionGraph(edges=edges)
+    depth, size, _ = edges.shape
+    assert (graph.edges == edges).all()
+    assert (af.raw(graph, normalize=None).values == edges).all()
+    product = np.linalg.multi_dot([np.eye(size), *edges[::-1], np.eye(size)])
+    rolled = af.rollout(graph, layers=[depth], normalize=None).values[0]
+    assert np.abs(rolled - product).max() <= 1e-9 * max(1e-300, np.abs(product).max())
+    source = seed % size
+    scale = max(edges.sum(axis=-1).max(), 1e-300)
+    row = af.flow(graph, positions=[source], normalize=None).at(source)
+    every = af.flow(graph, layers=range(1, depth + 1), normalize=None).values[-1, source]
+    oracle = Igraph(edges / scale)
+    for target in range(size):
+        expected = oracle.flow(source, target) * scale
+        assert abs(row[target] - expected) <= 1e-9 * scale
+        assert abs(every[target] - expected) <= 1e-9 * scale
+    best = af.max_flow(graph, source=(depth, source), target=(0, seed % 7 % size))
+    assert abs(best.value - row[seed % 7 % size]) <= 1e-9 * scale
+
+
+def test_flow_on_edges_equals_rational_arithmetic() -> None:
+    rng = np.random.default_rng(0)
+    for scale in (1.0, 1e-6, 1e6):
+        edges = scale * rng.integers(0, 9, (4, 3, 3)).astype(float)
+        found = af.flow(af.AttentionGraph(edges=edges), normalize=None).values[0]
+        for source in range(3):
+            for target in range(3):
+                expected = rational_flow(edges, source, target)
+                assert abs(found[source, target] - expected) <= 1e-9 * scale * 27
+
+
+def test_a_graph_of_edges_keeps_masks_removed_positions_and_groups() -> None:
+    edges = np.tril(np.random.default_rng(1).random((3, 4, 4))) * 5
+    graph = af.AttentionGraph(edges=edges, tokens=list("abcd"), removed=[1])
+    assert (graph.causal, graph.residual) == (True, None)
+    assert (graph.edges[:, 1] == 0).all()
+    assert (graph.edges[:, :, 1] == 0).all()
+    assert (edges[:, 1] != 0).any()  # the given array is left alone
+    assert repr(graph) == "<AttentionGraph: 3 layers, 4 causal positions, residual inside>"
+    whole = af.flow(graph, positions=[3], groups=[[0, 2]], normalize=None).values
+    assert whole[0, 0, 0] <= graph.edges[2, 3].sum() + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: af.AttentionGraph([[[1.0]]], edges=[[[1.0]]]), "of weights or of edges; got both"),
+        (
+            lambda: af.AttentionGraph(edges=[[[1.0]]], residual=0.5),
+            "edges have the residual inside",
+        ),
+        (lambda: af.AttentionGraph(edges=[[[-1.0]]]), "not negative; got -1.0 at layer 1, query 0"),
+        (lambda: af.AttentionGraph(edges=[[[np.nan]]]), "edges must be finite"),
+        (lambda: af.AttentionGraph(edges=[[[1e308, 1e308]] * 2]), "finite row sums"),
+        (lambda: af.AttentionGraph(edges=[[[1.0, 2.0]]]), "edges must be square"),
+        (lambda: af.AttentionGraph(edges=[[1.0]]), "edges must have 3 axes"),
+        (lambda: af.AttentionGraph(edges=[[[1.0, 1.0]] * 2], causal=True), "mask hides a key"),
+        (lambda: af.AttentionGraph(), "weights are empty"),
+        (
+            lambda: af.rollout(af.AttentionGraph(edges=[[[2.0]]]), normalize="receptive_field"),
+            "edges with the residual inside are no attention",
+        ),
+    ],
+)
+def test_bad_edges_get_one_clear_line(call: Any, message: str) -> None:
+    with pytest.raises(af.AttnFlowError, match=message):
+        call()

@@ -70,7 +70,8 @@ def story() -> af.Generation:
 
 def explained(attention: af.Attention, position: int = 0, **options: Any) -> af.Explanation:
     """An explanation of attention that came from elsewhere."""
-    graph = attention.graph(residual=options.pop("residual", 0.5))
+    residual = options.pop("residual", 0.5)
+    graph = attention.graph(residual=residual)
     every: dict[str, Any] = {"layers": range(1, graph.depth + 1), **options}
     tokens = attention.tokens or tuple(f"t{place}" for place in range(graph.size))
     return af.Explanation(
@@ -85,7 +86,7 @@ def explained(attention: af.Attention, position: int = 0, **options: Any) -> af.
         rollout=af.rollout(graph, **every),
         flow=af.flow(graph, positions=None if graph.size <= 64 else [position], **every),
         importance={},
-        residual=graph.residual,
+        residual=residual,
     )
 
 

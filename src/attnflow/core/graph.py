@@ -7,7 +7,7 @@ The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual *
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
 from typing import Any
@@ -36,19 +36,43 @@ SLAB = (
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class AttentionGraph:
-    """Fused attention weights with their residual: what rollout and flow run on. Usually made by `Attention.graph()`.
+    """What rollout and flow run on: a layered graph. Usually made by `Attention.graph()`.
 
-    weights: [layer, query, key], rows sum to 1. tokens: one name a position. causal: no query sees a later key (found out when not
-    given). window: a query sees only keys less than so many positions away, one number for all layers or one (or None) a layer.
-    removed: positions that were taken out. layer_names: what each layer is, where they are not simply a model's layers.
+    Either from fused attention weights, into which the residual is mixed, or from edges of any kind,
+    which hold it already.
+
+    Parameters
+    ----------
+    weights
+        [layer, query, key], rows sum to 1.
+    edges
+        [layer, query, key] instead of weights: finite, not negative, rows of any sum.
+    residual
+        The weight of the residual connection, from 0 up to but not including 1; 0.5 if None. Not
+        with edges, which have it inside.
+    tokens
+        One name per position.
+    causal
+        No query sees a later key; inferred if None.
+    window
+        A query sees only keys less than so many positions away: one number for all layers, or one
+        (or None) per layer.
+    words
+        The word that each token belongs to, by number.
+    removed
+        Positions that are taken out.
+    layer_names
+        What each layer is, where they are not simply a model's layers.
 
     >>> graph = AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]])
     >>> graph.edges[0].tolist()
     [[0.75, 0.25], [0.5, 0.5]]
+    >>> AttentionGraph(edges=[[[2.0, 1.0], [0.0, 3.0]]])
+    <AttentionGraph: 1 layer, 2 positions, residual inside>
     """
 
-    weights: Floats  # [layer, query, key]
-    residual: float
+    weights: Floats  # [layer, query, key]; the edges themselves where the residual is inside
+    residual: float | None  # None: inside the edges
     tokens: tuple[str, ...] | None
     causal: bool
     window: tuple[int | None, ...]
@@ -58,9 +82,10 @@ class AttentionGraph:
 
     def __init__(
         self,
-        weights: Any,
+        weights: Any = None,
         *,
-        residual: float = RESIDUAL,
+        edges: Any = None,
+        residual: float | None = None,
         tokens: Iterable[str] | None = None,
         causal: bool | None = None,
         window: int | Sequence[int | None] | None = None,
@@ -68,19 +93,33 @@ class AttentionGraph:
         removed: Iterable[int] = (),
         layer_names: Iterable[str] | None = None,
     ) -> None:
-        array, precision = stack_layers(weights)
+        inside = edges is not None
+        if inside and weights is not None:
+            raise OptionError("a graph is made of weights or of edges; got both: give one")
+        if inside and residual is not None:
+            raise OptionError(
+                f"edges have the residual inside, so residual is not mixed in; got {residual!r}"
+            )
+        array, precision = stack_layers(edges if inside else weights)
         if array.ndim != 3:
+            what = "edges" if inside else "weights"
             raise WeightsError(
-                f"a graph's weights must have 3 axes [layer, query, key]; got shape {array.shape}"
+                f"a graph's {what} must have 3 axes [layer, query, key]; got shape {array.shape}"
             )
         depth, size, _ = array.shape
         gone = positions_of(removed, size, "removed")
-        checked = check_rows(array, precision, skip=gone).astype(np.float64, copy=False)
-        checked, is_masked, windows = masked(checked, causal, window)
+        if inside:
+            checked = check_edges(array)
+            is_masked, windows = check_mask(checked, causal, window)
+            checked[:, gone, :] = checked[:, :, gone] = 0.0
+        else:
+            checked = check_rows(array, precision, skip=gone).astype(np.float64, copy=False)
+            checked, is_masked, windows = masked(checked, causal, window)
+            checked = take_out(checked, gone) if gone or precision < 8 else checked
         freeze(
             self,
-            weights=take_out(checked, gone) if gone or precision < 8 else checked,
-            residual=check_residual(residual),
+            weights=checked,
+            residual=None if inside else check_residual(RESIDUAL if residual is None else residual),
             tokens=names_of(tokens, size, "tokens"),
             causal=is_masked,
             window=windows,
@@ -106,7 +145,12 @@ class AttentionGraph:
 
     @cached_property
     def edges(self) -> Floats:
-        """[layer, query, key]: edges[l-1] leads from layer l to layer l-1. Rows sum to 1, those of removed positions to 0."""
+        """[layer, query, key]: edges[l-1] leads from layer l to layer l-1.
+
+        Rows of weights with their residual sum to 1, those of removed positions to 0.
+        """
+        if self.residual is None:
+            return self.weights
         edges = (1 - self.residual) * self.weights
         diagonal = np.arange(self.size)
         edges[:, diagonal, diagonal] += self.residual
@@ -114,13 +158,29 @@ class AttentionGraph:
         return edges
 
     def uniform(self) -> "AttentionGraph":
-        """The same graph for attention without preference: every query spreads evenly over the keys that it may see."""
+        """The same graph for attention without preference, even over the keys that a query sees."""
+        if self.residual is None:
+            raise OptionError(
+                "normalize='receptive_field' compares with even attention, and edges with the"
+                " residual inside are no attention; choose 'sum' or None"
+            )
         sees = np.stack([visible(self.size, self.causal, window) for window in self.window])
-        return replace(self, weights=sees / sees.sum(axis=-1, keepdims=True))
+        return AttentionGraph(
+            sees / sees.sum(axis=-1, keepdims=True),
+            residual=self.residual,
+            tokens=self.tokens,
+            causal=self.causal,
+            window=self.window,
+            words=self.words,
+            removed=self.removed,
+            layer_names=self.layer_names,
+        )
 
     def __repr__(self) -> str:
+        layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
         kind = "causal " if self.causal else ""
-        return f"<AttentionGraph: {self.depth} layers, {self.size} {kind}positions, residual {self.residual:g}>"
+        residual = "inside" if self.residual is None else f"{self.residual:g}"
+        return f"<AttentionGraph: {layers}, {self.size} {kind}positions, residual {residual}>"
 
 
 def freeze(instance: object, **fields: Any) -> None:
@@ -245,6 +305,52 @@ def check_rows(
             part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision])
         )
     return checked
+
+
+def check_edges(edges: Array) -> Floats:
+    """edges [layer, query, key] as float64, a copy: finite and not negative, rows of any sum."""
+    if edges.shape[-1] != edges.shape[-2]:
+        raise WeightsError(
+            f"each layer of the edges must be square, [query, key]; got shape {edges.shape}"
+        )
+    if edges.size == 0:
+        raise WeightsError(f"edges are empty; got shape {edges.shape}")
+    checked = make_room(edges.shape, 8)
+    checked[...] = edges
+    bad = ~np.isfinite(checked) | (checked < 0)
+    if bad.any():
+        place = first_true(bad)
+        raise WeightsError(
+            f"edges must be finite and not negative; got {checked[place]} at"
+            f" {where(edges, 0, place)}"
+        )
+    with np.errstate(over="ignore"):
+        sums = checked.sum(axis=-1)
+    if not np.isfinite(sums).all():
+        place = first_true(~np.isfinite(sums))
+        raise WeightsError(
+            f"edges must have finite row sums; got {where(edges, 0, place)}: scale them"
+        )
+    return checked
+
+
+def check_mask(
+    edges: Floats, causal: bool | None, window: int | Sequence[int | None] | None
+) -> tuple[bool, tuple[int | None, ...]]:
+    """Whether edges [layer, query, key] are causal, and each layer's window; or an error."""
+    windows = windows_of(window, len(edges))
+    if causal is not None and not isinstance(causal, bool | np.bool_):
+        raise OptionError(f"causal must be True, False, or None to find out; got {causal!r}")
+    causal = is_causal(edges) if causal is None else bool(causal)
+    for number, each in enumerate(windows):
+        outside = np.where(visible(edges.shape[-1], causal, each), 0.0, edges[number])
+        if outside.any():
+            place = first_true(outside > 0)
+            raise WeightsError(
+                f"edges must be 0 where the mask hides a key (causal={causal}, window={each});"
+                f" got {outside[place]:.3g} at {where(edges, number, (0, *place))}"
+            )
+    return causal, windows
 
 
 def make_room(shape: tuple[int, ...], precision: int) -> Array:
