@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 import attnflow as af
+from attnflow.analysis.pipeline import read_batch
 from attnflow.capturing.assembly import capture_batch
 from attnflow.core.methods import METHODS
 from attnflow.corpus import shard as corpus_shard
@@ -180,7 +181,7 @@ def clocks() -> Iterator[dict[str, float]]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(Model, "encode", timed("tokenizer", Model.encode)))
         stack.enter_context(
-            patch.object(corpus_shard, "capture_batch", timed("forward and capture", capture_batch))
+            patch.object(corpus_shard, "read_batch", timed("forward and capture", read_batch))
         )
         stack.enter_context(
             patch.dict(METHODS, {name: timed(name, method) for name, method in METHODS.items()})

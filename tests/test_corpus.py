@@ -529,14 +529,14 @@ def test_bytes_that_are_no_text_are_errors_in_every_format(ending: str, tmp_path
 def test_a_text_that_breaks_the_model_costs_only_itself(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture_batch = vars(corpus_shard)["capture_batch"]
+    read_batch = vars(corpus_shard)["read_batch"]
 
-    def failing(model: Any, inputs: Any, heads: Any) -> Any:
+    def failing(model: Any, inputs: Any, **options: Any) -> Any:
         if any("zorbs/NNS" in each.tokens for each in inputs):
             raise RuntimeError("index out of range\nin self")
-        return capture_batch(model, inputs, heads)
+        return read_batch(model, inputs, **options)
 
-    monkeypatch.setattr(corpus_shard, "capture_batch", failing)
+    monkeypatch.setattr(corpus_shard, "read_batch", failing)
     begun(texts, tmp_path / "out")
     broken = [each for each in errors(tmp_path / "out") if each["reason"] == "model error"]
     assert broken
@@ -572,20 +572,20 @@ def test_an_error_of_a_method_stops_the_run(
 def test_a_model_that_fails_on_a_whole_shard_stops_the_run_once(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture_batch, out = vars(corpus_shard)["capture_batch"], tmp_path / "out"
+    read_batch, out = vars(corpus_shard)["read_batch"], tmp_path / "out"
     spoilt = range(0)
 
-    def failing(model: Any, inputs: Any, heads: Any) -> Any:
+    def failing(model: Any, inputs: Any, **options: Any) -> Any:
         if now[0] in spoilt:
             raise RuntimeError("no such device")
-        return capture_batch(model, inputs, heads)
+        return read_batch(model, inputs, **options)
 
     def noting(model: Any, job: Any, rows: Any) -> Any:
         now[0] = rows[0].number
         return compute(model, job, rows)
 
     now, compute = [0], vars(corpus)["compute_shard"]
-    monkeypatch.setattr(corpus_shard, "capture_batch", failing)
+    monkeypatch.setattr(corpus_shard, "read_batch", failing)
     monkeypatch.setattr(corpus, "compute_shard", noting)
     spoilt = range(50)
     with pytest.raises(af.CaptureError, match="with one and the same error: no such device; "):
@@ -626,17 +626,17 @@ def test_a_row_that_is_too_large_for_the_memory_is_an_error_of_its_own(tmp_path:
         torch.OutOfMemoryError("CUDA out of memory."),
     ],
 )
-@pytest.mark.parametrize("part", ["capture_batch", "token_attention"])
+@pytest.mark.parametrize("part", ["read_batch", "token_attention"])
 def test_a_row_that_runs_out_of_memory_is_too_large(
     error: Any, part: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function = vars(corpus_shard)[part]
 
-    def failing(*arguments: Any) -> Any:
-        inputs = arguments[1] if part == "capture_batch" else arguments[-1:]
+    def failing(*arguments: Any, **options: Any) -> Any:
+        inputs = arguments[1] if part == "read_batch" else arguments[-1:]
         if any(len(each.tokens) > 12 for each in inputs):
             raise error if isinstance(error, Exception) else error()
-        return function(*arguments)
+        return function(*arguments, **options)
 
     monkeypatch.setattr(corpus_shard, part, failing)
     begun(texts, tmp_path / "out")
@@ -732,7 +732,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
     """Let the computation of shards fail after some."""
     compute, calls = vars(corpus)["compute_shard"], []
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
         if len(calls) > count:
             raise error

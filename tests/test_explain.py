@@ -165,3 +165,49 @@ def test_bad_options_are_one_clear_line(options: dict[str, Any], message: str) -
     assert message in str(error.value)
     with pytest.raises(af.FileError, match=r"the ending must be one of"):
         af.explain(TEXT, importance=()).save("x.doc")
+
+
+@pytest.mark.parametrize("way", ["explain", "evaluate", "corpus"])
+def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass for attention and prediction; on top only blank-out's variants and the gradient."""
+    text, model = "the keys to the old house", af.load()
+    model.is_causal  # noqa: B018  # asked once per model
+    calls: dict[str, list[int]] = {"tokenizer": [], "passes": []}
+    tokenize, forward = type(model.tokenizer).__call__, type(model.model).forward
+
+    def count_tokens(self: Any, *given: Any, **options: Any) -> Any:
+        calls["tokenizer"].append(1)
+        return tokenize(self, *given, **options)
+
+    def count_passes(self: Any, input_ids: Any, *given: Any, **options: Any) -> Any:
+        calls["passes"].append(len(input_ids))
+        return forward(self, input_ids, *given, **options)
+
+    monkeypatch.setattr(type(model.tokenizer), "__call__", count_tokens)
+    monkeypatch.setattr(type(model.model), "forward", count_passes)
+    if way == "explain":
+        af.explain(text, model=model)
+    elif way == "evaluate":
+        af.evaluate(model, [text])
+    else:
+        path = tmp_path / "texts.csv"
+        path.write_text(f"text\n{text}\n")
+        monkeypatch.setattr("attnflow.corpus.running.plan_job", planned(model))
+        importance = ["blank_out", "input_gradient"]
+        calls.update(tokenizer=[], passes=[])
+        af.explain_corpus(path, tmp_path / "out", model=model, importance=importance)
+    assert len(calls["tokenizer"]) == 1
+    size = len(model.encode(text).tokens)
+    assert calls["passes"] == [1, size, 1]  # the input, its variants in one batch, the gradient
+
+
+def planned(model: af.Model) -> Any:
+    """A job planned beforehand, so that what its trial run costs is not counted."""
+    from attnflow.corpus.shard import plan_job
+
+    known: dict[str, Any] = {"methods": ["raw", "rollout", "flow"], "layers": None}
+    known |= {"position": "focal", "normalize": "sum", "residual": 0.5, "batch_tokens": None}
+    job = plan_job(model, importance=["blank_out", "input_gradient"], keep=(), **known)
+    return lambda *given, **options: job

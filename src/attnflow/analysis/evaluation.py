@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnflow.analysis.importance import IMPORTANCES
-from attnflow.capturing.assembly import capture
+from attnflow.analysis.pipeline import Reading, read_inputs, score_importance
 from attnflow.core.files import by_ending, dump_json, read_lines, write_csv
 from attnflow.core.graph import RESIDUAL, Floats, integers
 from attnflow.core.methods import METHODS
@@ -320,26 +320,29 @@ class Job:
         """All scores of a few examples: one capture for all methods, one call per importance."""
         texts, labels = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         position = None if isinstance(self.query, str) else self.query
+        ours = [name for name, scorer in self.against.items() if scorer is None]
+        targets = [None if label is None else self.model.target(label) for label in labels]
+        readings: list[Reading] = []
+        graphs = []
+        if ours or None in self.methods.values():
+            with self.timed("capture"):
+                readings = read_inputs(self.model, encoded, targets=targets, position=position)
+                graphs = [each.attention.graph(residual=self.residual) for each in readings]
         importance: dict[str, list[Any]] = {}
         for name, scorer in self.against.items():
             with self.timed(name):
                 importance[name] = (
-                    IMPORTANCES[name](self.model, encoded, labels, position=position)
+                    score_importance(self.model, readings, name, position=position)
                     if scorer is None
                     else [
                         own(scorer, name, each, example)
                         for each, example in zip(encoded, examples, strict=True)
                     ]
                 )
-        ours = next(
-            (importance[name] for name, scorer in self.against.items() if scorer is None), None
-        )
-        targets = [each.target for each in ours] if ours else [str(label) for label in labels]
+        watched = [str(label) for label in labels]
+        if ours:
+            watched = [each.target for each in importance[ours[0]]]
         scores: list[dict[str, Floats]] = [{} for _ in examples]
-        if any(scorer is None for scorer in self.methods.values()):
-            with self.timed("capture"):
-                attentions = capture(self.model, encoded)
-                graphs = [attention.graph(residual=self.residual) for attention in attentions]
         for name, scorer in self.methods.items():
             with self.timed(name):
                 for place, each in enumerate(encoded):
@@ -358,7 +361,7 @@ class Job:
                 {name: np.asarray(values[place]) for name, values in importance.items()},
             )
             for place, (text, target, each, found) in enumerate(
-                zip(texts, targets, encoded, scores, strict=True)
+                zip(texts, watched, encoded, scores, strict=True)
             )
         ]
 

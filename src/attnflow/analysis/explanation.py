@@ -9,8 +9,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.analysis.importance import IMPORTANCES, Importance, blank_out
-from attnflow.capturing.assembly import run_batch
+from attnflow.analysis.importance import IMPORTANCES, Importance
+from attnflow.analysis.pipeline import Reading, read_batch, score_importance
 from attnflow.core.attention import Attention
 from attnflow.core.files import PICTURES, Writer, by_ending, dump_json, known_ending, write_csv
 from attnflow.core.graph import RESIDUAL
@@ -18,7 +18,7 @@ from attnflow.core.groups import word_groups
 from attnflow.core.methods import flow, raw, rollout, warn_if_even
 from attnflow.core.results import TokenAttention
 from attnflow.errors import OptionError
-from attnflow.models.inputs import Encoded, are_many
+from attnflow.models.inputs import are_many
 from attnflow.models.loading import BUNDLED, load
 from attnflow.models.model import Model
 from attnflow.notices import collect_notices
@@ -208,9 +208,9 @@ def explain(
             " or use explain_corpus for a file of them"
         )
     encoded = model.encode(value, truncation=truncation)
-    position = model.locate(encoded, position)
-    run = run_batch(model, [encoded], heads)
-    (attention,) = run.attentions
+    aim = None if target is None or not model.predicts else model.target(target)
+    (reading,) = read_batch(model, [encoded], targets=[aim], position=position, heads=heads)
+    attention, position = reading.attention, reading.position
     graph = attention.graph(residual=residual)
     every = range(1, graph.depth + 1)
     options: dict[str, Any] = {"layers": every, "normalize": normalize}
@@ -221,53 +221,50 @@ def explain(
             workers=workers,
             **options,
         )
-    prediction, scored, by_word = None, {}, {}
-    if model.predicts:
-        at = [model.logit_position(encoded, position)]
-        (prediction,) = model.read_predictions(model.read_logits(run.output, at))
-        if not model.is_vision and not model.is_encoder_decoder:
-            for name in wanted:
-                scored[name], by_word[name] = score_importance(
-                    model, encoded, name, target, position
-                )
+    scored: dict[str, Importance] = {}
+    by_word: dict[str, Importance] = {}
+    if model.predicts and not model.is_vision and not model.is_encoder_decoder:
+        for name in wanted:
+            scored[name] = score_tokens(model, reading, name)
+            if encoded.words is not None:
+                by_word[name] = score_words(model, reading, scored[name])
     return Explanation(
         text=value,
         model=model.name,
         tokens=(*encoded.tokens, *encoded.decoder_tokens),
         special=(*encoded.special, *[False] * len(encoded.decoder_tokens)),
         position=position,
-        prediction=prediction,
+        prediction=reading.prediction,
         attention=attention,
         raw=raw(graph, **options),
         rollout=rollout(graph, **options),
         flow=flows,
         importance=scored,
-        word_importance={name: each for name, each in by_word.items() if each is not None},
+        word_importance=by_word,
         notes=describe_flow(flows, position),
         residual=residual,
     )
 
 
-def score_importance(
-    model: Model, encoded: Encoded, name: str, target: int | str | None, position: int
-) -> tuple[Importance, Importance | None]:
-    """One importance by token and by word; no words where the tokenizer does not tell them."""
-    options: dict[str, Any] = {"position": position}
-    if name == "blank_out":
-        options["signed"] = True
-    by_token: Importance = IMPORTANCES[name](model, encoded, target, **options)
-    if encoded.words is None:
-        return by_token, None
-    if name != "blank_out":
-        return by_token, by_token.by_word()
-    words = word_groups(encoded.tokens, encoded.words)
+def score_tokens(model: Model, reading: Reading, name: str, **options: Any) -> Importance:
+    """One importance of each token, or of groups of them; blank-out keeps its sign."""
+    options |= {"signed": True} if name == "blank_out" else {}
+    (found,) = score_importance(model, [reading], name, position=reading.position, **options)
+    return found
+
+
+def score_words(model: Model, reading: Reading, by_token: Importance) -> Importance:
+    """The same of each word: blank-out blanks it as a whole, others are summed over its tokens."""
+    if by_token.method != "blank_out":
+        return by_token.by_word()
+    words = word_groups(by_token.tokens, by_token.words)
     values = by_token.values[[word.positions[0] for word in words]]
     several = [place for place, word in enumerate(words) if len(word.positions) > 1]
     if several:  # a word of one token is blanked out already
-        options["groups"] = [words[place] for place in several]
-        values[several] = blank_out(model, encoded, target, **options).values
+        groups = [words[place] for place in several]
+        values[several] = score_tokens(model, reading, "blank_out", groups=groups).values
     names = tuple(word.name for word in words)
-    return by_token, replace(by_token, values=values, tokens=names, words=None, groups=words)
+    return replace(by_token, values=values, tokens=names, words=None, groups=words)
 
 
 def describe_flow(flows: TokenAttention, position: int) -> tuple[str, ...]:

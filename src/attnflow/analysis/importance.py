@@ -119,11 +119,39 @@ def blank_out(
     model, many, encoded, targets = prepare(model, inputs, target, "blank_out")
     blank = find_replacement(model, replacement)
     at = [model.logit_position(each, position) for each in encoded]
-    units = [list_units(each, groups) for each in encoded]
     intact = [
         Variant(each, place, aim) for each, place, aim in zip(encoded, at, targets, strict=True)
     ]
     before = watch(model, intact, batch_tokens)
+    results = measure_blank_out(
+        model,
+        encoded,
+        at,
+        before,
+        blank=blank,
+        groups=groups,
+        signed=signed,
+        batch_tokens=batch_tokens,
+    )
+    return results if many else results[0]
+
+
+def measure_blank_out(
+    model: Model,
+    encoded: Sequence[Encoded],
+    at: Sequence[int],
+    before: Sequence[tuple[int, float]],
+    *,
+    blank: int | None,
+    groups: Groups | None = None,
+    signed: bool = False,
+    batch_tokens: int | None = None,
+) -> list[Importance]:
+    """Blank-out of inputs whose target and probability, as they stand, are known.
+
+    at: where each prediction is read. before: the class that is watched, and its probability.
+    """
+    units = [list_units(each, groups) for each in encoded]
     variants = [
         Variant(
             replace_tokens(each, unit.positions, blank),
@@ -150,7 +178,7 @@ def blank_out(
                 None if groups is None else mine,
             )
         )
-    return results if many else results[0]
+    return results
 
 
 def input_gradient(
@@ -306,12 +334,7 @@ def prepare(
 ) -> tuple[Model, bool, list[Encoded], list[int | None]]:
     """The model, whether a list was given, the encoded inputs, and the number of each target."""
     model = model if isinstance(model, Model) else Model(model)
-    if model.is_vision or model.is_encoder_decoder:
-        kind = "images" if model.is_vision else "encoder-decoders"
-        raise OptionError(
-            f"{method} is for models that read one sequence of tokens, not for {kind};"
-            f" got {model.name}"
-        )
+    check_scorable(model, method)
     many = are_many(inputs)
     encoded = [model.encode(each) for each in (inputs if many else [inputs])]
     several = isinstance(target, list | tuple | np.ndarray)
@@ -325,6 +348,21 @@ def prepare(
         each: None if each is None else model.target(each) for each in dict.fromkeys(targets)
     }
     return model, many, encoded, [numbers[each] for each in targets]
+
+
+def check_scorable(model: Model, method: str) -> None:
+    """Refuse a model that has no importance of this kind."""
+    if model.is_vision or model.is_encoder_decoder:
+        kind = "images" if model.is_vision else "encoder-decoders"
+        raise OptionError(
+            f"{method} is for models that read one sequence of tokens, not for {kind};"
+            f" got {model.name}"
+        )
+    if not model.predicts:
+        raise OptionError(
+            f"{method} watches a prediction, and {model.name} has no head that predicts; load the"
+            " model with one, as AutoModelForSequenceClassification does"
+        )
 
 
 def find_replacement(model: Model, replacement: int | str | None) -> int | None:

@@ -16,7 +16,8 @@ import numpy as np
 
 from attnflow.analysis.evaluation import queried
 from attnflow.analysis.importance import IMPORTANCES
-from attnflow.capturing.assembly import capture, capture_batch
+from attnflow.analysis.pipeline import read_batch, score_importance
+from attnflow.capturing.assembly import capture
 from attnflow.core.attention import Attention
 from attnflow.core.graph import AttentionGraph, Floats, check_whole, integers
 from attnflow.core.memory import available_memory, in_gigabytes, is_of_memory
@@ -268,48 +269,23 @@ def failure_of(job: Job, task: Task, error: Exception) -> Failure:
 
 def run_model(model: Model, job: Job, batch: Sequence[Task]) -> list[Observed]:
     """One forward pass for the prediction and the attention of each row; then importance."""
-    import torch
-
-    inputs = [task.encoded for task in batch]
-    outputs: list[Any] = []
-    handle = model.model.register_forward_hook(
-        lambda module, arguments, output: outputs.append(output)
+    position = None if isinstance(job.position, str) else job.position
+    readings = read_batch(
+        model,
+        [task.encoded for task in batch],
+        targets=[task.target for task in batch],
+        position=position,
     )
-    try:
-        attentions = capture_batch(model, inputs, "mean")
-    finally:
-        handle.remove()
-    predictions: list[tuple[str, float] | None] = [None] * len(batch)
-    at = None
-    if (
-        isinstance(job.position, int)
-        and not model.is_encoder_decoder
-        and model.task != "sequence classification"
-    ):
-        at = job.position
-    if model.task not in ("encoder", "encoder-decoder"):
-        with torch.no_grad():
-            probabilities = model.probabilities(
-                model.read_logits(outputs[-1], [model.logit_position(each, at) for each in inputs])
-            )
-        best = probabilities.argmax(dim=-1)
-        predictions = [
-            (model.label(int(place)), float(probabilities[row, place]))
-            for row, place in enumerate(best)
-        ]
     importance: list[dict[str, Floats]] = [{} for _ in batch]
     for name in job.importance:
-        found = IMPORTANCES[name](
-            model,
-            [list(each.ids) for each in inputs],
-            [task.target for task in batch],
-            position=at,
-            batch_tokens=job.batch_tokens,
+        found = score_importance(
+            model, readings, name, position=position, batch_tokens=job.batch_tokens
         )
         for place, each in enumerate(found):
             importance[place][name] = each.values
     return [
-        Observed(*each) for each in zip(batch, attentions, predictions, importance, strict=True)
+        Observed(task, reading.attention, reading.prediction, scores)
+        for task, reading, scores in zip(batch, readings, importance, strict=True)
     ]
 
 
