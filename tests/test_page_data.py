@@ -69,7 +69,7 @@ class Outline(HTMLParser):
 def test_the_page_is_one_small_file_without_outside_references() -> None:
     assets = [
         each.read_text(encoding="utf-8")
-        for each in (files("attnflow") / "page_assets").iterdir()
+        for each in (files("attnflow.show") / "page_assets").iterdir()
         if each.is_file()
     ]
     assert sum(len(each.encode()) for each in assets) < 64_000
