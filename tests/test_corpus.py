@@ -861,7 +861,7 @@ def test_labels_that_are_no_classes_are_refused_before_the_run(tmp_path: Path) -
     path = tmp_path / "texts.csv"
     path.write_text("text,stars\nthe key,5\nthe keys,4\nthe key,5\n")
     options = {"label_column": "stars", "importance": ["blank_out"]}
-    line = "no label in 'stars' is a class of VerbNumber; got '5', '4'"
+    line = "labels in 'stars' are no class of VerbNumber; got '5', '4'"
     with pytest.raises(af.OptionError, match=line):
         begun(path, tmp_path / "out", **options)
     assert not (tmp_path / "out" / "manifest.json").exists()

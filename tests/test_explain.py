@@ -211,3 +211,27 @@ def planned(model: af.Model) -> Any:
     known |= {"position": "focal", "normalize": "sum", "residual": 0.5, "batch_tokens": None}
     job = plan_job(model, importance=["blank_out", "input_gradient"], keep=(), **known)
     return lambda *given, **options: job
+
+
+def test_words_are_shown_as_groups_give_them_and_pairs_keep_their_texts(tmp_path: Path) -> None:
+    model = af.Model(build("roberta"), word_tokenizer())
+    for normalize in ("sum", "receptive_field", None):
+        found = af.explain("the key's here", model=model, normalize=normalize, importance=())
+        graph = found.attention.graph()
+        for name, (tokens, values) in found.scores(by_word=True).items():
+            words = af.METHODS[name](
+                graph, layers=[3], positions=[0], groups="words", normalize=normalize
+            )
+            assert tokens == words.tokens
+            assert np.abs(values - words.at(0)).max() < 1e-12
+    with pytest.raises(af.OptionError, match="does not add up over a word's tokens"):
+        af.rollout(graph, normalize="receptive_field").by_word()
+    pair = ("the key", "is lost")
+    explained = af.explain(pair, model=model, importance=())
+    assert explained.texts == pair
+    assert json.loads(explained.save(tmp_path / "pair.json").read_text())["text"] == list(pair)
+
+
+def test_a_target_needs_a_model_that_predicts() -> None:
+    with pytest.raises(af.OptionError, match="BertModel has no head that predicts; got 'green'"):
+        af.explain([5, 6, 7], model=build("bert"), target="green")

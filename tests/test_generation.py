@@ -89,6 +89,26 @@ def test_padding_is_never_counted_as_generated(way: str, monkeypatch: pytest.Mon
     assert batch[1].tokens == whole[1].tokens
 
 
+def test_a_real_token_that_is_also_the_padding_is_kept() -> None:
+    """Every token is the padding, here by force; none of them waited for anything."""
+    force = t.LogitsProcessorList(
+        [lambda ids, scores: scores.index_fill(1, torch.tensor([1]), 1e4)]
+    )
+    for prompt in (PROMPT, [PROMPT, PROMPT[:2]]):
+        found = story("gpt2", prompt, logits_processor=force, max_new_tokens=4)
+        stories = found if isinstance(found, list) else [found]
+        assert [len(each.tokens) for each in stories] == [4] * len(stories)
+
+
+@pytest.mark.parametrize("name", ["num_return_sequences", "prompt_lookup_num_tokens"])
+def test_what_a_model_itself_is_set_to_is_checked_too(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build("llama").generation_config, name, 2)
+    with pytest.raises(af.OptionError, match=name):
+        story("llama")
+
+
 def test_a_sequence_that_ended_by_a_stop_string_has_no_padding_either() -> None:
     tokenizer, model = word_tokenizer(), build("gpt2")
     whole = [story("gpt2", prompt) for prompt in (PROMPT, PROMPT[:3])]
@@ -230,6 +250,7 @@ def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> No
     ("call", "message"),
     [
         (lambda: story("llama", heads="sum"), "unknown heads 'sum'"),
+        (lambda: story("llama", generation_config={"num_beams": 2}), "must be a GenerationConfig"),
         (lambda: story("llama", inputs_embeds=torch.zeros(1, 2, 32)), "takes no inputs_embeds"),
         (lambda: story("llama", assistant_model=build("llama")), "takes no assistant_model"),
         (lambda: story("llama", prompt_lookup_num_tokens=3), "takes no prompt_lookup_num_tokens"),

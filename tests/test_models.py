@@ -11,7 +11,7 @@ import transformers as t
 
 import attnflow as af
 from attnflow.models.model import evaluating
-from tests.families import build, text, word_tokenizer
+from tests.families import IMAGE, build, text, word_tokenizer
 
 IDS = [7, 23, 41, 9, 55]
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
@@ -67,6 +67,11 @@ OTHER_MIXERS = {
         lambda: t.FNetConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2),
         r"fourier",
     ),
+    "a convolution over the values of the model's own attention": (
+        t.NystromformerModel,
+        text(t.NystromformerConfig, num_landmarks=5, segment_means_seq_len=5, conv_kernel_size=3),
+        r"attention\.self\.conv \(Conv2d\)",
+    ),
     "a convolution beside the model's own attention": (
         t.DebertaV2Model,
         text(t.DebertaV2Config, conv_kernel_size=3),
@@ -78,7 +83,7 @@ OTHER_MIXERS = {
 @pytest.mark.parametrize("mixer", OTHER_MIXERS)
 def test_a_model_that_mixes_positions_otherwise_is_refused_by_the_mixers_name(mixer: str) -> None:
     kind, config, message = OTHER_MIXERS[mixer]
-    with pytest.raises(af.CaptureError, match=f"by more than attention: .*{message}"):
+    with pytest.raises(af.CaptureError, match=f"by more than attention .*: .*{message}"):
         af.capture(make(kind, config), IDS)
 
 
@@ -86,6 +91,82 @@ def test_generation_refuses_other_mixers_too() -> None:
     kind, config, message = OTHER_MIXERS["a state space beside attention"]
     with pytest.raises(af.CaptureError, match=message):
         af.generate(make(kind, config), IDS, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (t.AfmoeForCausalLM, text(t.AfmoeConfig, num_dense_layers=3, sliding_window=4, **GROUPED)),
+        (t.LlamaForCausalLM, text(t.LlamaConfig, eos_token_id=[3, 4], **GROUPED)),
+        (t.SplinterModel, text(t.SplinterConfig)),
+        (t.XLNetModel, lambda: t.XLNetConfig(vocab_size=60, d_model=32, n_layer=2, n_head=4)),
+        (t.DINOv3ViTModel, lambda: t.DINOv3ViTConfig(**IMAGE)),
+    ],
+)
+def test_models_of_unusual_ways_are_captured_as_they_attend(
+    kind: Any, config: Callable[[], Any]
+) -> None:
+    """Masks by keyword, several end tokens, no mask and no word of causality, a backbone inside."""
+    module = make(kind, config)
+    vision = "ViT" in kind.__name__
+    pixels = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(3))
+    value: Any = pixels if vision else IDS
+    captured = af.capture(module, value, heads=None)
+    if hasattr(module, "set_attn_implementation"):
+        module.set_attn_implementation("eager")
+    given = {"pixel_values": pixels[None]} if vision else {"input_ids": torch.tensor([IDS])}
+    with torch.no_grad():
+        layers = module(**given, output_attentions=True).attentions
+    own = np.stack([layer[0].numpy() for layer in layers])
+    assert np.abs(captured.weights - own).max() < 1e-5
+
+
+def test_weights_that_are_not_those_a_model_attends_by_are_refused() -> None:
+    """Under SDPA, Falcon gives weights without its causal mask when it is asked for them."""
+    config = text(t.FalconConfig, new_decoder_architecture=False, multi_query=True)
+    module = make(t.FalconForSequenceClassification, config)
+    with pytest.raises(af.CaptureError, match="gives other weights than it attends by; load it"):
+        af.explain(IDS, model=module)
+    module.set_attn_implementation("eager")
+    assert af.capture(make_eager(module), IDS).causal
+
+
+def make_eager(module: Any) -> Any:
+    """The same weights in a model that attends by its own eager attention."""
+    copy = type(module)._from_config(module.config, attn_implementation="eager").eval()
+    copy.load_state_dict(module.state_dict())
+    return copy
+
+
+def test_a_probe_leaves_block_sparse_attention_alone() -> None:
+    module = make(t.BigBirdModel, text(t.BigBirdConfig, attention_type="block_sparse"))
+    with pytest.raises(af.CaptureError, match="set attention_type='original_full'"):
+        af.capture(module, IDS)
+    assert module.config.attention_type == "block_sparse"
+
+
+@pytest.mark.parametrize(
+    ("module", "value"),
+    [
+        (lambda: t.ResNetModel(t.ResNetConfig(depths=[1], hidden_sizes=[8])), torch.zeros(3, 8, 8)),
+        (lambda: t.CanineModel(t.CanineConfig(hidden_size=8, num_attention_heads=2)), IDS),
+    ],
+)
+def test_models_that_cannot_be_captured_are_one_line(module: Callable[[], Any], value: Any) -> None:
+    with pytest.raises(af.CaptureError) as error:
+        af.capture(module(), value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_position_from_the_end_is_never_moved_by_padding() -> None:
+    class Last(Own):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.head(self.encoder(input_ids, attention_mask).last_hidden_state[:, -1])
+
+    torch.manual_seed(0)
+    model = af.Model(Last().eval(), task="sequence classification", position=-1)
+    alone = model.predict([IDS[:3]])[0]
+    assert_predicts(model.predict([IDS, IDS[:3]])[1], *alone)
 
 
 # ---- causality and positions --------------------------------------------------------------------
@@ -294,6 +375,14 @@ def test_captures_in_threads_do_not_switch_dropout_on_under_each_other(noisy: An
 
     run_together(work)
     assert [part.training for part in noisy.modules()] == before
+
+
+def test_first_captures_in_threads_probe_a_model_once() -> None:
+    for _ in range(5):
+        module = make(t.BertModel, text(t.BertConfig))
+        found: list[Any] = []
+        run_together(lambda _, m=module, f=found: f.append(af.capture(m, IDS).weights))  # type: ignore[misc]
+        assert all((each == found[0]).all() for each in found)
 
 
 def test_eval_blocks_may_overlap_in_any_order(noisy: Any) -> None:

@@ -15,7 +15,7 @@ from attnflow.core.attention import Attention
 from attnflow.core.files import PICTURES, Writer, by_ending, dump_json, known_ending, write_csv
 from attnflow.core.graph import RESIDUAL
 from attnflow.core.groups import word_groups
-from attnflow.core.methods import flow, raw, rollout, warn_if_even
+from attnflow.core.methods import METHODS, flow, raw, rollout, warn_if_even
 from attnflow.core.results import TokenAttention
 from attnflow.errors import OptionError
 from attnflow.models.inputs import are_many
@@ -64,27 +64,32 @@ class Explanation:
         by_word: subwords summed to words; of flow, the maximum flow to each whole word.
         """
         found: dict[str, tuple[tuple[str, ...], npt.NDArray[np.float64]]] = {}
-        for name, result in self.methods.items():
-            shown = result
-            if by_word:
-                shown = self._flow_by_word(layer) if name == "flow" else result.by_word()
-            found[name] = (shown.tokens, shown.at(self.position, layer))
+        for name in self.methods:
+            shown = self.row(name, layer, by_word=by_word)
+            found[name] = (shown.tokens, shown.at(self.position))
         for name, importance in (self.word_importance if by_word else self.importance).items():
             found[name] = (importance.tokens, importance.values)
         return found
 
-    def _flow_by_word(self, layer: int | None) -> TokenAttention:
-        """The flow of the explained position to whole words, in a layer; the top one if None."""
-        top = max(self.flow.layers) if layer is None else layer
+    def row(self, name: str, layer: int | None = None, *, by_word: bool = False) -> TokenAttention:
+        """One method at the explained position of one layer, the top one if None.
+
+        by_word: to whole words, as `groups="words"` of the method gives it.
+        """
+        result = self.methods[name]
+        top = max(result.layers) if layer is None else layer
+        if not by_word:
+            return result.select(self.position, top)
         graph = self.attention.graph(residual=self.residual)
-        with collect_notices():  # `notes` has them already
-            return flow(
-                graph,
-                layers=[top],
-                positions=[self.position],
-                normalize=self.flow.normalize,
-                groups="words",
-            )
+        options: dict[str, Any] = {"layers": [top], "positions": [self.position]}
+        with collect_notices():  # whoever shows the row says what is to be said of it
+            return METHODS[name](graph, **options, normalize=result.normalize, groups="words")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text, or both of a pair; none for token ids and images."""
+        given = self.text if isinstance(self.text, tuple) else (self.text,)
+        return tuple(each for each in given if isinstance(each, str))
 
     def rows(self) -> Iterator[tuple[str, int | None, int, str, float]]:
         """(method, layer, position of the token, token, value) of the explained position; importance has no layer."""
@@ -125,7 +130,7 @@ class Explanation:
 
     def _write_json(self, file: IO[bytes]) -> None:
         content: dict[str, Any] = {
-            "text": self.text if isinstance(self.text, str) else None,
+            "text": None if not self.texts else self.text,
             "model": self.model,
             "prediction": self.prediction,
             "target": next((each.target for each in self.importance.values()), None),
@@ -208,7 +213,12 @@ def explain(
             " or use explain_corpus for a file of them"
         )
     encoded = model.encode(value, truncation=truncation)
-    aim = None if target is None or not model.predicts else model.target(target)
+    if target is not None and not model.predicts:
+        raise OptionError(
+            f"a target is a class that the model predicts, and {model.name} has no head that"
+            f" predicts; got {target!r}: leave it out"
+        )
+    aim = None if target is None else model.target(target)
     (reading,) = read_batch(model, [encoded], targets=[aim], position=position, heads=heads)
     attention, position = reading.attention, reading.position
     graph = attention.graph(residual=residual)
@@ -241,7 +251,7 @@ def explain(
         flow=flows,
         importance=scored,
         word_importance=by_word,
-        notes=describe_flow(flows, position),
+        notes=describe_flow(flows.select(position, graph.depth)),
         residual=residual,
     )
 
@@ -267,9 +277,8 @@ def score_words(model: Model, reading: Reading, by_token: Importance) -> Importa
     return replace(by_token, values=values, tokens=names, words=None, groups=words)
 
 
-def describe_flow(flows: TokenAttention, position: int) -> tuple[str, ...]:
-    """What has to be said of the flow from one position in the top layer, if anything."""
-    top = max(flows.layers)
+def describe_flow(row: TokenAttention) -> tuple[str, ...]:
+    """What has to be said of a row of flow that is shown, if anything."""
     with collect_notices() as notices:
-        warn_if_even(flows.select(position, top))
+        warn_if_even(row)
     return tuple(notices)

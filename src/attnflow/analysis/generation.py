@@ -292,6 +292,8 @@ REFUSED = {
     "assistant_model": "a second model would choose tokens whose attention is not recorded",
     "prompt_lookup_num_tokens": "tokens that are guessed and thrown away would be recorded",
     "assistant_early_exit": "tokens that are guessed and thrown away would be recorded",
+    "prefill_chunk_size": "the prompt is read at once",
+    "guidance_scale": "a second prompt would be read beside this one",
     "custom_generate": "it is code of somebody else's",
     "trust_remote_code": "attnflow runs no code of a model's own",
 }
@@ -332,7 +334,7 @@ def generate(
         raise OptionError(f"generate needs a causal LM; {model.name} is for {model.task}")
     check_whole("max_new_tokens", max_new_tokens)
     check_heads(heads)
-    check_options(options)
+    check_options(model, options)
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
     prompts = [prompt_ids(model, each) for each in (prompt if many else [prompt])]
     for ids in prompts:
@@ -345,12 +347,19 @@ def generate(
     return found if many else found[0]
 
 
-def check_options(options: dict[str, Any]) -> None:
-    """Refuse options, given alone or in a generation_config, that capture cannot follow."""
-    config = options.get("generation_config")
+def check_options(model: Model, options: dict[str, Any]) -> None:
+    """Refuse options, given or in a generation_config, that capture cannot follow."""
+    given = options.get("generation_config")
+    if isinstance(given, dict):
+        raise OptionError("generation_config must be a GenerationConfig; got a dict: unpack it")
+    configs = (given,) if given is not None else (model.model.generation_config,)
 
     def asked(name: str) -> Any:
-        return options[name] if options.get(name) is not None else getattr(config, name, None)
+        if options.get(name) is not None:
+            return options[name]
+        if given is None and name == "num_beams":
+            return None  # a model's own beams are switched off
+        return next((getattr(config, name, None) for config in configs), None)
 
     for name, reason in REFUSED.items():
         if asked(name) is not None and asked(name) is not False:
@@ -421,11 +430,12 @@ def generate_batch(
     chosen = output.sequences[:, longest:]
     probabilities = logits.softmax(dim=-1).gather(2, chosen[:, :steps, None])[..., 0]
     special = frozenset(map(str, getattr(model.tokenizer, "all_special_tokens", ())))
+    # transformers fills up with padding what ended before others, by more than an end token only here
+    otherwise = any(options.get(name) for name in ("stopping_criteria", "stop_strings", "max_time"))
+    waiting = settings["pad_token_id"] if otherwise and len(prompts) > 1 else None
     found = []
     for place, (pad, ids) in enumerate(zip(pads, prompts, strict=True)):
-        new = cut_padding(
-            chosen[place].tolist(), stop_ids(model, options), settings["pad_token_id"]
-        )
+        new = cut_padding(chosen[place].tolist(), stop_ids(model, options), waiting)
         if not torch.isfinite(probabilities[place, : len(new)]).all():
             raise CaptureError(f"the scores of {model.name} must be finite; got NaN or infinity")
         attention = assemble_stack(model, layers, place, slice(pad, longest + len(new) - 1), heads)
@@ -483,12 +493,13 @@ def stop_ids(model: Model, options: dict[str, Any]) -> set[int]:
     return set() if end is None else {end} if isinstance(end, int) else {int(each) for each in end}
 
 
-def cut_padding(tokens: Sequence[int], ends: set[int], padding: Any) -> list[int]:
-    """Generated tokens up to the one that ended them; the rest waited for longer sequences."""
+def cut_padding(tokens: Sequence[int], ends: set[int], waiting: int | None) -> list[int]:
+    """Generated tokens up to the one that ended them; the rest waited for longer sequences.
+
+    waiting: what stands at the end of a sequence that may have ended by something else.
+    """
     count = next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))
-    if count == len(
-        tokens
-    ):  # ended otherwise, perhaps by a stop string: what is padding at the end
-        while count > 1 and tokens[count - 1] == padding and tokens[count - 1] not in ends:
+    if count == len(tokens) and ends and waiting is not None:
+        while count > 1 and tokens[count - 1] == waiting:
             count -= 1
     return list(tokens[:count])

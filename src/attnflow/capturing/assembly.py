@@ -20,6 +20,8 @@ from attnflow.models.listening import Call, eager_calls, listening
 from attnflow.models.model import BATCH_TOKENS, Model, evaluating, running
 
 HEADS = ("mean", "max", "min", None)
+# how modules that attend to the encoder are called
+CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_att", "encoder_attention")
 
 
 def capture(
@@ -136,8 +138,8 @@ def check_mixers(model: Model) -> None:
     mixer = model.probe.mixer
     if mixer is not None:
         raise CaptureError(
-            f"{model.name} mixes positions by more than attention: {mixer};"
-            " its attention alone would explain a part of the model as if it were the whole"
+            f"{model.name} mixes positions by more than attention that can be recorded: {mixer};"
+            " the rest alone would explain a part of the model as if it were the whole"
         )
 
 
@@ -284,9 +286,7 @@ def assemble_pair(
 
 def name_part(name: str) -> str:
     """The part of an encoder-decoder that a module belongs to, by its name."""
-    if any(
-        word in name for word in ("encoder_attn", "EncDecAttention", "crossattention", "cross_attn")
-    ):
+    if any(word in name for word in CROSS):
         return "cross"
     return "decoder" if "decoder" in name else "encoder"
 

@@ -15,12 +15,14 @@ from rich.text import Text
 
 import attnflow
 from attnflow import __version__
+from attnflow.analysis.explanation import describe_flow
 from attnflow.analysis.importance import IMPORTANCES
 from attnflow.cli import corpora as corpus_cli
 from attnflow.cli import lab
 from attnflow.core.attention import Attention
 from attnflow.core.files import PICTURES, known_ending, writable
 from attnflow.core.graph import RESIDUAL, AttentionGraph
+from attnflow.core.groups import join_subwords
 from attnflow.core.methods import METHODS
 from attnflow.core.results import TokenAttention
 from attnflow.errors import AttnFlowError, OptionError, printable
@@ -271,7 +273,9 @@ def generate(
         )
     for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
         console.print(
-            Text(f"{printable(token):>16}  ").append_text(heat_strip(console, shown.prompt, values))
+            Text(f"{join_subwords([printable(token)]):>16}  ").append_text(
+                heat_strip(console, shown.prompt, values)
+            )
         )
 
 
@@ -338,8 +342,13 @@ def explain(
         truncation=truncation,
         heads=None if heads else "mean",
     )
-    for note in found.notes:
+    shown = () if layer == 1 else describe_flow(found.row("flow", layer, by_word=words))
+    for note in found.notes if out is not None else shown:
         print_note(note)
+    if out is not None and out.suffix.lower() in PICTURES and (importance or target is not None):
+        print_note("a picture shows token attention alone; importance is in pages and numbers")
+    if importance and not found.importance:
+        print_note(f"there is no importance: {found.model} predicts nothing that it could watch")
     if out is not None:
         show_page(found.save(out), open_it)
         return
@@ -379,6 +388,7 @@ def check_open(out: Path | None, open_it: bool) -> None:
 
 def show_page(path: Path, open_it: bool) -> None:
     """Open a page that was written in the user's browser, if that was asked for."""
+    say(f"written: {path}", err=True)
     if open_it and not webbrowser.open(path.resolve().as_uri()):
         say(f"note: no browser was found; open {path} by hand", err=True)
 

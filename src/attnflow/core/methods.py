@@ -351,7 +351,7 @@ class Request:
 
 
 def are_even(spread: Floats, keys: Any) -> npt.NDArray[np.bool_]:
-    """Which rows hardly tell keys apart, by their spread and the number of keys that they see."""
+    """Which rows hardly tell keys apart, by their spread and how many keys they see."""
     return (spread < EVEN) & (np.asarray(keys) >= WORTH_A_WARNING[1])
 
 
@@ -374,7 +374,8 @@ def warn_if_even(result: TokenAttention) -> None:
             " the layers between them"
         )
     if even.any():
-        found, least = list_numbers(layers[even.any(axis=1)].tolist()), result.spread[even].min()
+        found = list_numbers(layers[even.any(axis=1)].tolist())
+        least = result.spread[even].min()
         problems.append(
             f"attention flow from layer {found} is even: the spread of a row is {least:.2g}"
             " (0: all keys alike, 1: all on one key), so it hardly tells inputs apart"

@@ -153,6 +153,11 @@ class TokenAttention:
 
         Flow refuses: the flow to a word is no sum, it is what `flow(..., groups="words")` gives.
         """
+        if self.normalize == "receptive_field":
+            raise OptionError(
+                "what is relative to a receptive field does not add up over a word's tokens;"
+                f" ask for it: {self.method}(graph, groups='words', normalize='receptive_field')"
+            )
         if self.method == "flow":
             raise OptionError(
                 "the flow to a word is not the sum of the flows to its tokens, which would rank"

@@ -59,6 +59,7 @@ WRITING = (
 )
 ENGINES = ("local", "ray")
 SHOWN_LABELS = 3  # of those that are no classes
+KNOWN_LABELS = 1000  # different labels that are remembered
 LIBRARIES = ("attnflow", "torch", "transformers", "numpy", "pyarrow")
 # what an option is if it is not given, and the folder is not begun
 DEFAULTS: dict[str, Any] = {
@@ -430,19 +431,24 @@ def survey(source: Source, job: Job, model: Model, report: Report) -> int:
     count, ids = 0, array("q")  # 8 bytes per row are enough to see that an id is repeated
     watched = bool(job.importance) and source.label is not None
     unknown: dict[str, None] = {}
+    known: dict[str, bool] = {}
+    labels = [0, 0]  # how many rows have a label that is no class, and one that is
     for row in source.rows(report):
         count += 1
         if source.id is not None:
             ids.append(hash(row.id))
         if watched and row.label is not None and row.problem is None:
-            watched = not is_class(model, row.label)
-            if watched and len(unknown) < SHOWN_LABELS:
+            if row.label not in known and len(known) < KNOWN_LABELS:
+                known[row.label] = is_class(model, row.label)
+            fits = known[row.label] if row.label in known else is_class(model, row.label)
+            labels[fits] += 1
+            if not fits and len(unknown) < SHOWN_LABELS:
                 unknown[row.label] = None
-    if watched and unknown:
+    if labels[False] > labels[True]:  # stars from 1 to 5 hold some class numbers by accident
         raise OptionError(
-            f"importance watches the class that a label names, and no label in {source.label!r} is"
-            f" a class of {model.name}; got {', '.join(map(repr, unknown))}:"
-            " give another label_column, or none"
+            f"importance watches the class that a label names, and {labels[False]:,} of"
+            f" {sum(labels):,} labels in {source.label!r} are no class of {model.name}; got"
+            f" {', '.join(map(repr, unknown))}: give another label_column, or none"
         )
     report_repeated(source, np.frombuffer(ids, np.int64), report)
     return count

@@ -181,7 +181,11 @@ def read_image(value: Any, processor: Any, config: Any, name: str) -> "torch.Ten
 
 def patch_size(config: Any) -> tuple[int, int]:
     """The height and width of a patch, in pixels."""
-    patch = config.patch_size
+    patch = getattr(config, "patch_size", None)
+    if not isinstance(patch, int | Sequence):
+        raise CaptureError(
+            f"images are read in patches of one size, and {type(config).__name__} names none"
+        )
     down, across = patch if isinstance(patch, Sequence) else (patch, patch)
     return int(down), int(across)
 

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.errors import CaptureError
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,6 +43,14 @@ class Call:
     weights: npt.NDArray[np.float32]  # [sequence, head (1 if fused), query, key]
     sink: "torch.Tensor | None"  # [sequence, query]: the share of attention that goes to no token
     window: int | None  # a query sees keys less than so many positions away
+
+
+@dataclass(frozen=True)
+class Attend:
+    """The function that a model attends by."""
+
+    function: Callable[..., Any]
+    hides_future: bool  # without a mask, in modules that are causal; a model's own eager does not
 
 
 Listener = Callable[..., Any]
@@ -79,23 +89,29 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
     layers = Layers(depth)
 
     def listen(
-        attend: Any,
+        attend: Attend,
         module: Any,
         query: Any,
         key: Any,
         value: Any,
-        mask: Any = None,
+        attention_mask: Any = None,
         *rest: Any,
         **options: Any,
     ) -> Any:
-        output = attend(module, query, key, value, mask, *rest, **options)
+        output = attend.function(module, query, key, value, attention_mask, *rest, **options)
         if module in names:
             count = query.shape[1] if heads is None else 1
             weights = layers.next((query.shape[0], count, query.shape[2], key.shape[2]))
             # autocast would round the logits to 16 bits, and rows would not sum to 1
             with torch.autocast(query.device.type, enabled=False):
                 sink = compute_weights(
-                    module, query, key, mask, heads, options, torch.from_numpy(weights)
+                    module,
+                    query,
+                    key,
+                    attention_mask,
+                    heads,
+                    options | {"hides_future": attend.hides_future},
+                    torch.from_numpy(weights),
                 )
             calls.append(Call(names[module], weights, sink, options.get("sliding_window")))
         return output
@@ -132,7 +148,9 @@ def interface_patched() -> Iterator[None]:
             def get_interface(self: Any, name: Any, default: Any) -> Any:
                 attend = original(self, name, default)
                 listen = listener.get()
-                return attend if listen is None else partial(listen, attend)
+                if listen is None:
+                    return attend
+                return partial(listen, Attend(attend, hides_future=attend is not default))
 
             get_interface.original = original  # type: ignore[attr-defined]
             AttentionInterface.get_interface = get_interface
@@ -172,7 +190,8 @@ def compute_weights(
     )
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    hides_future = mask is None and bool(is_causal) and queries > 1
+    may_hide = mask is None and options.get("hides_future", True)
+    hides_future = may_hide and bool(is_causal) and queries > 1
     sink = None if sinks is None else torch.empty(sequences, queries)
     across = key.float().transpose(2, 3)  # [sequence, group, width, key]
     step = max(1, BLOCK // (sequences * count * keys))
@@ -274,32 +293,32 @@ def probe(model: Any, arguments: dict[str, Any], changed: dict[int, int]) -> Pro
     thread = threading.get_ident()
 
     def look_at_itself(
-        attend: Any,
+        attend: Attend,
         module: Any,
         query: Any,
         key: Any,
         value: Any,
-        mask: Any = None,
+        attention_mask: Any = None,
         *rest: Any,
         **options: Any,
     ) -> Any:
         shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         weights = torch.empty(shape)
+        facts = options | {"hides_future": attend.hides_future}
         with torch.autocast(query.device.type, enabled=False):
-            compute_weights(module, query, key, mask, None, options, weights)
+            compute_weights(module, query, key, attention_mask, None, facts, weights)
         if query.shape[2] != key.shape[2]:  # attention to another sequence
-            return value.new_zeros(
-                query.shape[0], query.shape[2], query.shape[1], value.shape[3]
-            ), None
+            nothing = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+            return value.new_zeros(nothing), None
         causal.append(not weights.triu(1).any())
         own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
         return own.transpose(1, 2).contiguous(), None
 
     def watch(name: str, module: Any) -> Callable[..., None]:
-        def note(_: Any, given: Any, named: dict[str, Any], output: Any) -> None:
+        def note(_: Any, given: Any, output: Any) -> None:
             if threading.get_ident() != thread or not is_different(output, changed):
                 return
-            if not any(is_different(each, changed) for each in (*given, *named.values())):
+            if not any(is_different(each, changed) for each in given):
                 differing.append(
                     f"{name} ({type(module).__name__})" if name else type(module).__name__
                 )
@@ -308,8 +327,7 @@ def probe(model: Any, arguments: dict[str, Any], changed: dict[int, int]) -> Pro
 
     with ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
-            hook = module.register_forward_hook(watch(name, module), with_kwargs=True)
-            hooks.callback(hook.remove)
+            hooks.callback(module.register_forward_hook(watch(name, module)).remove)
         with intercepting(look_at_itself):
             try:
                 model(**arguments)
@@ -320,20 +338,43 @@ def probe(model: Any, arguments: dict[str, Any], changed: dict[int, int]) -> Pro
         return Probe(True, all(causal), differing[0] if differing else None)
     with torch.no_grad():
         calls, _ = eager_calls(model, arguments, None)
-    own = [call for call in calls if call.weights.shape[2] == call.weights.shape[3]]
-    mixer = next((name for name in own_mixers(model)), None) if own else next(iter(differing), None)
-    return Probe(
-        False, bool(own) and all(not np.triu(call.weights, 1).any() for call in own), mixer
-    )
+        own = [call for call in calls if call.weights.shape[2] == call.weights.shape[3]]
+        sees = bool(own) and all(not np.triu(call.weights, 1).any() for call in own)
+        if own and len(changed) == 1 and sees != is_blind_ahead(model, arguments):
+            raise CaptureError(
+                f"{type(model).__name__} gives other weights than it attends by;"
+                " load it with attn_implementation='eager'"
+            )
+    if len(changed) > 1:  # an encoder-decoder with attention of its own, which is not captured
+        return Probe(False, False, None)
+    return Probe(False, sees, next(own_mixers(model) if own else iter(differing), None))
+
+
+def is_blind_ahead(model: Any, arguments: dict[str, Any]) -> bool:
+    """Whether what stands last changes no state before it: asked of the model's own states."""
+    ids = arguments["input_ids"].clone()
+    ids[1, :-1], ids[1, -1] = ids[0, :-1], ids[1, 0]  # two inputs that differ in their last token
+    changed, seen = {ids.shape[1]: ids.shape[1] - 1}, []
+    thread = threading.get_ident()
+
+    def note(_: Any, given: Any, output: Any) -> None:
+        if threading.get_ident() == thread and is_different(output, changed):
+            seen.append(True)
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(note).remove)
+        model(**arguments | {"input_ids": ids})
+    return not seen
 
 
 def is_different(output: Any, changed: dict[int, int]) -> bool:
     """Whether states [two inputs, position, width] differ beside the position that was changed."""
     import torch
 
+    output = getattr(output, "last_hidden_state", output)
     while isinstance(output, tuple | list) and output:
         output = output[0]
-    output = getattr(output, "last_hidden_state", output)
     if not isinstance(output, torch.Tensor) or not output.is_floating_point():
         return False
     if output.ndim != 3 or len(output) != 2 or output.shape[1] not in changed:
@@ -347,7 +388,10 @@ def own_mixers(model: Any) -> Iterator[str]:
     """Modules that mix positions by their kind: what can be said of a model whose attention is its own."""
     import torch
 
-    recurrent = (torch.nn.RNNBase, torch.nn.RNNCellBase, torch.nn.Conv1d)
     for name, module in model.named_modules():
-        if isinstance(module, recurrent) and getattr(module, "kernel_size", None) != (1,):
+        recurrent = isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase)
+        kernel, stride = (getattr(module, what, None) for what in ("kernel_size", "stride"))
+        # a convolution that steps as far as it is wide cuts patches, and mixes nothing beyond them
+        overlaps = isinstance(kernel, tuple) and kernel != stride and set(kernel) != {1}
+        if recurrent or overlaps:
             yield f"{name} ({type(module).__name__})"

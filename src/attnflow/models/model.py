@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -153,8 +153,11 @@ class Model:
         """The module that turns token ids into vectors."""
         for module in self.model.modules():
             if hasattr(module, "get_input_embeddings"):
-                return module.get_input_embeddings()
-        raise CaptureError(f"{self.name} has no input embeddings that could be found")
+                with suppress(NotImplementedError, AttributeError):
+                    found = module.get_input_embeddings()
+                    if hasattr(found, "weight"):
+                        return found
+        raise CaptureError(f"{self.name} has no embeddings of token ids that could be found")
 
     @property
     def vocabulary_size(self) -> int:
@@ -203,11 +206,10 @@ class Model:
     @property
     def longest(self) -> int | None:
         """The most tokens that the model takes; None if there is no such number."""
-        limits = [
-            getattr(self.config, "max_position_embeddings", None),
-            getattr(self.tokenizer, "model_max_length", None),
-        ]
-        if limits[0] is not None and getattr(self.config, "model_type", "") in EXTRA_POSITIONS:
+        limits = [None, getattr(self.tokenizer, "model_max_length", None)]
+        with suppress(NotImplementedError):  # XLNet's configuration, which has no limit
+            limits[0] = getattr(self.config, "max_position_embeddings", None)
+        if isinstance(limits[0], int) and getattr(self.config, "model_type", "") in EXTRA_POSITIONS:
             limits[0] -= 2
         known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**7]
         return min(known) if known and not self.is_vision else None
@@ -222,6 +224,8 @@ class Model:
         if self.task == "sequence classification" and padding is None:
             # decoders find the last token by its padding; without one they refuse two sequences
             return 1
+        if self.position is not None and self.position < 0:
+            return 1  # counted from the end, which padding would move
         size = self.vocabulary_size if self.task in LANGUAGE else 1
         most = BATCH_TOKENS // 4 if self.device.type == "cpu" else BATCH_TOKENS
         return max(BATCH_TOKENS // 16, min(most, 2**26 // size))
@@ -229,12 +233,29 @@ class Model:
     @property
     def probe(self) -> Probe:
         """What the model is made of: asked once, by two short inputs."""
-        if self.model not in PROBES:
-            base = getattr(self.model, "base_model", self.model)  # heads may want special tokens
-            arguments, changed = self._probe_inputs(base)
-            with evaluating(self.model), running(self):
-                PROBES[self.model] = probe(base, arguments, changed)
-        return PROBES[self.model]
+        with probing:
+            if self.model not in PROBES:
+                PROBES[self.model] = self._probe()
+            return PROBES[self.model]
+
+    def _probe(self) -> Probe:
+        if getattr(self.config, "attention_type", None) == "block_sparse":
+            raise CaptureError(
+                f"{self.name} attends by random blocks, whose weights are not those of a graph;"
+                " set attention_type='original_full'"
+            )
+        base = getattr(self.model, "base_model", self.model)  # heads may want special tokens
+        for module in (base, self.model):
+            arguments, changed = self._probe_inputs(module)
+            try:
+                with evaluating(self.model), running(self):
+                    found = probe(module, arguments, changed)
+            except CaptureError:
+                if module is self.model:
+                    raise
+            else:
+                break
+        return found
 
     def _probe_inputs(self, module: Any) -> tuple[dict[str, Any], dict[int, int]]:
         """Arguments of two inputs that differ in one position; that position, by their length."""
@@ -249,7 +270,7 @@ class Model:
             special = len(special_tokens(self.model))
             count = special + (high // down) * (wide // across)
             return {"pixel_values": pixels.to(self.device, self.dtype)}, {count: special}
-        known = {getattr(self.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+        known = {each for name in ("pad", "bos", "eos") for each in list_ids(self.config, name)}
         size = self.vocabulary_size
         order = [*range(size // 2, size), *range(size // 2)]
         free = [each for each in order if each not in known | self.marks] or order
@@ -471,7 +492,9 @@ class Model:
             # BART-like classifiers read the decoder where the *input* ends; its own input is the
             # same, shifted by one
             ends = [
-                place for place, each in enumerate(encoded.ids) if each == self.config.eos_token_id
+                place
+                for place, each in enumerate(encoded.ids)
+                if each in list_ids(self.config, "eos")
             ]
             last = len(encoded.decoder_ids) - 1
             classifies = self.task == "sequence classification"
@@ -637,6 +660,12 @@ def find_part(model: Any) -> Any:
     return next((part for part in model.modules() if hasattr(part, "config")), model)
 
 
+def list_ids(config: Any, name: str) -> list[int]:
+    """The ids of a special token in a configuration: none, one or several."""
+    found = getattr(config, f"{name}_token_id", None)
+    return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
+
+
 def infer_task(model: Any) -> str:
     """What a model is for."""
     name = type(model).__name__
@@ -662,6 +691,7 @@ def special_tokens(model: Any) -> list[str]:
 
 # ---- running ------------------------------------------------------------------------------------
 
+probing = threading.RLock()
 switching = threading.Lock()
 held: dict[
     Any, int

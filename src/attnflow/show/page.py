@@ -50,7 +50,7 @@ def explanation_page(explanation: Explanation) -> str:
             rows[name] = given_rows(values, [explanation.position])
     data: Data = {
         "kind": "explanation",
-        "text": explanation.text if isinstance(explanation.text, str) else "",
+        "text": " ‖ ".join(explanation.texts),
         "model": explanation.model,
         "prediction": explanation.prediction,
         "position": explanation.position,

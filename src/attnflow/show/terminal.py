@@ -138,8 +138,8 @@ def print_explanation(
     """The prediction, then a strip of tokens per method and importance, its strongest at the end."""
     shown = max(explanation.raw.layers) if layer is None else layer
     scores = explanation.scores(shown, by_word=by_word)
-    if isinstance(explanation.text, str):
-        console.print(Text(printable(explanation.text), style="bold"))
+    for text in explanation.texts:
+        console.print(Text(printable(text), style="bold"))
     if explanation.prediction is not None:
         label, probability = explanation.prediction
         console.print(Text(f"{printable(label)}, with probability {probability:.3f}"))
@@ -150,7 +150,7 @@ def print_explanation(
     for name, (tokens, values) in scores.items():
         if name in explanation.importance and name == next(iter(explanation.importance)):
             print_target(console, explanation)
-        strip = Text(describe_even(explanation, name, shown), style="dim")
+        strip = Text(describe_even(explanation, name, shown, by_word), style="dim")
         if not strip.plain:
             best = int(abs(values).argmax())
             strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
@@ -169,11 +169,11 @@ def print_target(console: Console, explanation: Explanation) -> None:
     console.print(Text(f"what {watched} depends on:", style="dim"))
 
 
-def describe_even(explanation: Explanation, name: str, layer: int) -> str:
+def describe_even(explanation: Explanation, name: str, layer: int, by_word: bool) -> str:
     """Why a strip of flow would show nothing; empty if it shows something."""
     if name != "flow" or layer < 2:
         return ""
-    row = explanation.flow.select(explanation.position, layer)
+    row = explanation.row("flow", layer, by_word=by_word)
     if not are_even(row.spread, row.visible_keys).any():
         return ""
     spread = float(row.spread[0, 0])

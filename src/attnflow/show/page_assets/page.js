@@ -366,6 +366,9 @@ function paintTitle(node) {
   const method = mainMethod(), each = importance.get(state.method), row = focusRow(method, node), most = row ? mostOf(row) : 0;
   byId("tokens-title").textContent = each ? label(state.method) : `${titled(state.method)}: ${nodePhrase(node)}`;
   byId("most").textContent = state.method === "all" ? "largest" : number(most, most);
+  byId("least").textContent = each?.signed ? number(-most, most) : "0";
+  byId("least").parentElement.classList.toggle("signed", Boolean(each?.signed));
+  byId("least").parentElement.hidden = isEven(state.method, node);
   const sides = each?.signed ? " Blue tokens speak for it, orange ones against it." : "";
   const watched = each ? ` Watched: ${isolated(visible(each.target))}, probability ${chance(each.probability)}.${sides}` : "";
   byId("meaning").textContent = (METHODS[state.method] ?? ["", ""])[1] + watched;
@@ -527,10 +530,10 @@ function drawLit(pen, columns, y, node) {
     const isInput = layer === 0 && !isRaw, values = isInput ? row ?? [] : mass[layer], most = isInput ? mostOf(values) : Math.max(...values);
     if (!(most > 0)) continue;
     for (let p = 0; p < values.length; p++) {
-      const share = values[p] / most, high = Math.sqrt(share) * 0.7 * columns.gap;
+      const share = values[p] / most, high = Math.sqrt(Math.abs(share)) * 0.7 * columns.gap;
       if (high < 0.75 || (isInput && isOff(p))) continue;
       if (!spacious) pen.rect(x(p) - step / 2, y(layer) - high, Math.max(1, step), high, bar); // too many for dots
-      else if (share >= 0.04) pen.dot(x(p), y(layer), radius, shade(share).fill, accent, 0.75);
+      else if (Math.abs(share) >= 0.04) pen.dot(x(p), y(layer), radius, shade(share).fill, accent, 0.75);
     }
   }
   pen.dot(x(node.position), y(node.layer), Math.max(5, radius), accent, ink, state.pinned ? 2.5 : 1);
@@ -644,7 +647,7 @@ function paintNumbers(node) {
   const row = focusRow(mainMethod(), node), best = row ? largest(row, 10, isOn) : [], most = best.length ? Math.abs(row[best[0]]) : 0;
   byId("numbers-title").textContent = importance.has(state.method) ? label(state.method) : `${titled(mainMethod())}, ${nodePhrase(node)}`;
   byId("numbers-list").replaceChildren(...best.map((key) => {
-    const item = element("li"), name = element("span", "name", names[key]);
+    const item = element("li", row[key] < 0 ? "against" : ""), name = element("span", "name", names[key]);
     name.title = tokens[key];
     item.style.setProperty("--share", `${(100 * Math.abs(row[key])) / most}%`);
     item.append(name, element("span", "value", number(row[key], most)));
