@@ -335,6 +335,8 @@ def test_ids_that_are_repeated_are_told(tmp_path: Path) -> None:
     path, notes = tmp_path / "x.csv", list[str]()
     path.write_text("id,text\na,key\nb,key\nc,key\nb,keys\na,key\nb,key\n")
     begun(path, tmp_path / "out", id_column="id", report=notes.append)
+    with pytest.warns(af.CorpusWarning, match="are repeated"):  # where nobody listens
+        begun(path, tmp_path / "warned", id_column="id")
     assert notes == [
         "ids in 'id' are repeated: rows 1 and 3 both have 'b';"
         " 3 of 6 rows have an id that an earlier row has"
@@ -798,6 +800,7 @@ def test_ctrl_c_says_how_far_it_came_and_what_resumes(
     assert verify_corpus(out) == []
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.CorpusWarning")
 def test_resuming_takes_the_options_of_the_manifest(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1011,6 +1014,7 @@ def test_an_error_of_the_run_itself_ends_its_workers(
     assert str(error.value) == "no"
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.CorpusWarning")
 def test_shards_that_vanish_while_it_runs_are_told(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

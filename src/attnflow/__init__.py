@@ -22,6 +22,7 @@ from attnflow.corpus.tables import read_corpus
 from attnflow.errors import (
     AttnFlowError,
     CaptureError,
+    CorpusWarning,
     FileError,
     MissingExtraError,
     OptionError,
@@ -41,6 +42,7 @@ __all__ = [
     "AttentionGraph",
     "AttnFlowError",
     "CaptureError",
+    "CorpusWarning",
     "Explanation",
     "FileError",
     "Generation",

@@ -51,6 +51,10 @@ class RoundingWarning(UserWarning):
     """A score that is zero by the model's construction, so that what is left of it is rounding error."""
 
 
+class CorpusWarning(UserWarning):
+    """Something about the input or the folder of a corpus that its user should know."""
+
+
 class ShareWarning(UserWarning):
     """So little of a row was kept that what is left of it says little."""
 

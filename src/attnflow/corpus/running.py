@@ -39,7 +39,7 @@ from attnflow.corpus.folder import (
     write_shard,
 )
 from attnflow.corpus.reading import read_shards
-from attnflow.corpus.rows import Report, Row, Source, fingerprint, ignore, source_of
+from attnflow.corpus.rows import Report, Row, Source, fingerprint, source_of
 from attnflow.corpus.shard import (
     MODEL,
     Job,
@@ -48,9 +48,10 @@ from attnflow.corpus.shard import (
     one_thread,
     plan_job,
 )
-from attnflow.errors import AttnFlowError, CaptureError, FileError, OptionError
+from attnflow.errors import AttnFlowError, CaptureError, CorpusWarning, FileError, OptionError
 from attnflow.models.loading import BUNDLED, load
 from attnflow.models.model import Model, require_torch
+from attnflow.notices import give_notice
 from attnflow.progress import progress_bar
 
 SHARD_ROWS = 1000
@@ -111,7 +112,7 @@ def explain_corpus(
     engine: str = "local",
     address: str | None = None,
     shard_rows: int | None = None,
-    report: Report = ignore,
+    report: Report | None = None,
 ) -> Manifest:
     r"""Token attention of every text of one or several files, into the folder `out`.
 
@@ -163,7 +164,7 @@ def explain_corpus(
     shard_rows
         Rows per shard, 1,000 by default.
     report
-        A function that is told what a user should know.
+        A function that is told what a user should know; a `CorpusWarning` if None.
 
     >>> import attnflow as af
     >>> _ = Path("texts.csv").write_text("text,label\nthe key to the cabinets,singular\n,plural\n")
@@ -189,6 +190,7 @@ def explain_corpus(
     given = {name: value for name, value in given.items() if value is not None}
     if not isinstance(normalize, NotGiven):
         given["normalize"] = normalize
+    report = warn_user if report is None else report
     source = source_of(inputs)
     for name, most in {"limit": None, "workers": None, "shard_rows": MOST_SHARD_ROWS}.items():
         value = workers if name == "workers" else given.get(name)
@@ -264,6 +266,11 @@ def explain_corpus(
             manifest.errors_sha256 = merge_errors(folder, manifest)
             manifest.write(folder)
     return manifest
+
+
+def warn_user(note: str) -> None:
+    """What is told where nobody else listens."""
+    give_notice(note, CorpusWarning, stacklevel=2)
 
 
 def collect(
