@@ -101,6 +101,7 @@ def test_generation_refuses_other_mixers_too() -> None:
         (t.SplinterModel, text(t.SplinterConfig)),
         (t.XLNetModel, lambda: t.XLNetConfig(vocab_size=60, d_model=32, n_layer=2, n_head=4)),
         (t.DINOv3ViTModel, lambda: t.DINOv3ViTConfig(**IMAGE)),
+        (t.BeitModel, lambda: t.BeitConfig(**IMAGE)),
     ],
 )
 def test_models_of_unusual_ways_are_captured_as_they_attend(
@@ -108,7 +109,7 @@ def test_models_of_unusual_ways_are_captured_as_they_attend(
 ) -> None:
     """Masks by keyword, several end tokens, no mask and no word of causality, a backbone inside."""
     module = make(kind, config)
-    vision = "ViT" in kind.__name__
+    vision = kind in (t.DINOv3ViTModel, t.BeitModel)
     pixels = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(3))
     value: Any = pixels if vision else IDS
     captured = af.capture(module, value, heads=None)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 BLOCK = 2**20
 ROUNDED = 1e-2  # how far from 1 a row of 16-bit weights may sum
 CHANGED = 1e-3  # a state that moves by this share of its largest number depends on what was changed
+AT_ALL = 1e-5  # ... and by this share, if it is to depend on it at all
 
 
 @dataclass(frozen=True)
@@ -339,26 +340,28 @@ def probe(model: Any, arguments: dict[str, Any], changed: dict[int, int]) -> Pro
     with torch.no_grad():
         calls, _ = eager_calls(model, arguments, None)
         own = [call for call in calls if call.weights.shape[2] == call.weights.shape[3]]
-        sees = bool(own) and all(not np.triu(call.weights, 1).any() for call in own)
-        if own and len(changed) == 1 and sees != is_blind_ahead(model, arguments):
+        blind = bool(own) and all(not np.triu(call.weights, 1).any() for call in own)
+        if own and "input_ids" in arguments and blind != is_blind_ahead(model, arguments):
             raise CaptureError(
                 f"{type(model).__name__} gives other weights than it attends by;"
                 " load it with attn_implementation='eager'"
             )
     if len(changed) > 1:  # an encoder-decoder with attention of its own, which is not captured
         return Probe(False, False, None)
-    return Probe(False, sees, next(own_mixers(model) if own else iter(differing), None))
+    return Probe(False, blind, next(own_mixers(model) if own else iter(differing), None))
 
 
 def is_blind_ahead(model: Any, arguments: dict[str, Any]) -> bool:
     """Whether what stands last changes no state before it: asked of the model's own states."""
     ids = arguments["input_ids"].clone()
-    ids[1, :-1], ids[1, -1] = ids[0, :-1], ids[1, 0]  # two inputs that differ in their last token
+    other = next(each for each in ids.unique().tolist() if each != int(ids[0, -1]))
+    ids[1] = ids[0]
+    ids[1, -1] = other  # two inputs that differ in their last token
     changed, seen = {ids.shape[1]: ids.shape[1] - 1}, []
     thread = threading.get_ident()
 
     def note(_: Any, given: Any, output: Any) -> None:
-        if threading.get_ident() == thread and is_different(output, changed):
+        if threading.get_ident() == thread and is_different(output, changed, AT_ALL):
             seen.append(True)
 
     with ExitStack() as hooks:
@@ -368,7 +371,7 @@ def is_blind_ahead(model: Any, arguments: dict[str, Any]) -> bool:
     return not seen
 
 
-def is_different(output: Any, changed: dict[int, int]) -> bool:
+def is_different(output: Any, changed: dict[int, int], share: float = CHANGED) -> bool:
     """Whether states [two inputs, position, width] differ beside the position that was changed."""
     import torch
 
@@ -381,7 +384,7 @@ def is_different(output: Any, changed: dict[int, int]) -> bool:
         return False
     distance = (output[0] - output[1]).float().abs()
     distance[changed[output.shape[1]]] = 0.0
-    return bool(distance.max() > CHANGED * output.float().abs().max().clamp(min=1e-30))
+    return bool(distance.max() > share * output.float().abs().max().clamp(min=1e-30))
 
 
 def own_mixers(model: Any) -> Iterator[str]:
