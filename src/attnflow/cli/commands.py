@@ -388,7 +388,7 @@ def check_open(out: Path | None, open_it: bool) -> None:
 
 def show_page(path: Path, open_it: bool) -> None:
     """Open a page that was written in the user's browser, if that was asked for."""
-    say(f"written: {path}", err=True)
+    say(f"written: {path}")
     if open_it and not webbrowser.open(path.resolve().as_uri()):
         say(f"note: no browser was found; open {path} by hand", err=True)
 
