@@ -352,22 +352,24 @@ def check_options(model: Model, options: dict[str, Any]) -> None:
     given = options.get("generation_config")
     if isinstance(given, dict):
         raise OptionError("generation_config must be a GenerationConfig; got a dict: unpack it")
-    configs = (given,) if given is not None else (model.model.generation_config,)
+    config = model.model.generation_config if given is None else given
 
-    def asked(name: str) -> Any:
-        if options.get(name) is not None:
-            return options[name]
-        if given is None and name == "num_beams":
-            return None  # a model's own beams are switched off
-        return next((getattr(config, name, None) for config in configs), None)
+    def find_setting(name: str) -> object:
+        value = options.get(name)
+        return getattr(config, name, None) if value is None else value
 
     for name, reason in REFUSED.items():
-        if asked(name) is not None and asked(name) is not False:
+        value = find_setting(name)
+        off = value is None or value is False or (name == "guidance_scale" and value == 1)
+        if not off:
             raise OptionError(f"generate takes no {name}: {reason}; leave it out")
     for name in ONE_SEQUENCE:
-        if asked(name) not in (None, 1):
+        if given is None and name == "num_beams" and name not in options:
+            continue  # a model's own beams are switched off
+        value = find_setting(name)
+        if value not in (None, 1):
             raise OptionError(
-                f"generate follows one sequence per prompt, so {name} must be 1; got {asked(name)}"
+                f"generate follows one sequence per prompt, so {name} must be 1; got {value}"
             )
 
 

@@ -338,10 +338,7 @@ def check_mask(
     edges: Floats, causal: bool | None, window: int | Sequence[int | None] | None
 ) -> tuple[bool, tuple[int | None, ...]]:
     """Whether edges [layer, query, key] are causal, and each layer's window; or an error."""
-    windows = windows_of(window, len(edges))
-    if causal is not None and not isinstance(causal, bool | np.bool_):
-        raise OptionError(f"causal must be True, False, or None to find out; got {causal!r}")
-    causal = is_causal(edges) if causal is None else bool(causal)
+    causal, windows = read_mask(edges, causal, window)
     for number, each in enumerate(windows):
         outside = np.where(visible(edges.shape[-1], causal, each), 0.0, edges[number])
         if outside.any():
@@ -509,11 +506,18 @@ def masked(
     weights: Array, causal: bool | None, window: int | Sequence[int | None] | None
 ) -> tuple[Array, bool, tuple[int | None, ...]]:
     """The weights [layer, ..., query, key] under their mask, whether they are causal, and each layer's window."""
+    causal, windows = read_mask(weights, causal, window)
+    return apply_mask(weights, causal, windows), causal, windows
+
+
+def read_mask(
+    weights: Array, causal: bool | None, window: int | Sequence[int | None] | None
+) -> tuple[bool, tuple[int | None, ...]]:
+    """Whether weights [layer, ..., query, key] are causal, inferred if None; each layer's window."""
     windows = windows_of(window, len(weights))
     if causal is not None and not isinstance(causal, bool | np.bool_):
         raise OptionError(f"causal must be True, False, or None to find out; got {causal!r}")
-    causal = is_causal(weights) if causal is None else bool(causal)
-    return apply_mask(weights, causal, windows), causal, windows
+    return is_causal(weights) if causal is None else bool(causal), windows
 
 
 def is_causal(weights: Array) -> bool:
