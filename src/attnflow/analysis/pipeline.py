@@ -1,12 +1,15 @@
 """The one pipeline: an input runs once through a model, for its attention and its prediction.
 
 `explain`, `evaluate` and the shards of a corpus all ask it. What importance needs comes on top: the
-variants of blank-out, and the pass of a gradient.
+variants of blank-out, the pass of a gradient, and whatever a function of the user's runs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from attnflow.analysis.importance import (
     IMPORTANCES,
@@ -18,8 +21,18 @@ from attnflow.analysis.importance import (
 )
 from attnflow.capturing.assembly import run_batch
 from attnflow.core.attention import Attention
+from attnflow.core.custom import Choices, Method, accepts, call_own, read_choices, run_method
+from attnflow.core.graph import RESIDUAL, AttentionGraph, Floats, check_residual
+from attnflow.errors import OptionError
 from attnflow.models.inputs import Encoded, batches
+from attnflow.models.loading import load
 from attnflow.models.model import Model
+from attnflow.notices import collect_notices
+
+ImportanceFunction = Callable[..., Any]
+IMPORTANCE_FORM = "f(model, inputs, target) -> list[Importance]"
+GraphMaker = Callable[[Attention], AttentionGraph]
+QUERIES = ("focal", "max", "mean")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +45,13 @@ class Reading:
     prediction: tuple[str, float] | None  # None for a model that predicts nothing
     target: int | None = None  # the class that importance watches
     probability: float | None = None  # of the target
+
+
+def open_model(model: Any) -> Model:
+    """A `Model` as it is; loaded, if it is the name of one; made, if it is a Hugging Face model."""
+    if isinstance(model, str | os.PathLike):
+        return load(model)
+    return model if isinstance(model, Model) else Model(model)
 
 
 def read_batch(
@@ -54,7 +74,7 @@ def read_batch(
     watched = [float(probabilities[row, aim]) for row, aim in enumerate(aims)]
     predictions = model.read_predictions(logits)
     parts = zip(inputs, places, run.attentions, predictions, aims, watched, strict=True)
-    return [Reading(*each) for each in parts]
+    return [Reading(*part) for part in parts]
 
 
 def read_inputs(
@@ -66,43 +86,178 @@ def read_inputs(
 ) -> list[Reading]:
     """The same for any number of inputs, some of similar length at a time."""
     aims = targets or [None] * len(inputs)
-    found: dict[int, Reading] = {}
+    readings: dict[int, Reading] = {}
     for batch in batches(inputs, model.batch_tokens):
         chosen = [inputs[place] for place in batch]
         watched = [aims[place] for place in batch]
-        readings = read_batch(model, chosen, targets=watched, position=position)
-        found |= dict(zip(batch, readings, strict=True))
-    return [found[place] for place in range(len(inputs))]
+        done = read_batch(model, chosen, targets=watched, position=position)
+        readings |= dict(zip(batch, done, strict=True))
+    return [readings[place] for place in range(len(inputs))]
+
+
+# ---- the graph ----------------------------------------------------------------------------------
+
+
+def read_graph_maker(
+    graph: GraphMaker | None,
+    residual: float | None = None,
+    without: Sequence[int] = (),
+    heads: str = "mean",
+) -> GraphMaker:
+    """How attention becomes a graph: by a function of the user's, or with these options.
+
+    residual: the paper's, 0.5, if None. without: positions to take out. heads: how to fuse those
+    that were kept.
+    """
+    if graph is None:
+        share = check_residual(RESIDUAL if residual is None else residual)
+        chosen = tuple(without)
+        return lambda attention: attention.graph(
+            residual=share, without=chosen, heads="mean" if attention.fused else heads
+        )
+    if residual is not None or len(without):
+        raise OptionError(
+            "graph makes the whole graph, so residual and without have no say;"
+            " leave them out, or have the function do it"
+        )
+    if not callable(graph):
+        raise OptionError(
+            "graph must be a function from an Attention to an AttentionGraph;"
+            f" got {type(graph).__name__}"
+        )
+    own: GraphMaker = graph
+
+    def make(attention: Attention) -> AttentionGraph:
+        made = call_own("graph", own, attention)
+        if not isinstance(made, AttentionGraph):
+            raise OptionError(f"graph must return an AttentionGraph; got {type(made).__name__}")
+        if made.size != attention.size:
+            raise OptionError(
+                f"graph must keep all positions, {attention.size} here (without= takes some out"
+                f" and keeps their numbers); got {made.size}"
+            )
+        return made
+
+    return make
+
+
+# ---- scores -------------------------------------------------------------------------------------
+
+
+def check_query(query: Any) -> str | int:
+    """Whose token attention is taken: "focal", "max" or "mean" over all positions, or a position."""
+    known = isinstance(query, str) and query in QUERIES
+    number = isinstance(query, int | np.integer) and not isinstance(query, bool)
+    if not known and not number:
+        raise OptionError(f"unknown query {query!r}; choose from focal, max, mean, or a position")
+    return query if isinstance(query, str) else int(query)
+
+
+def score_query(
+    model: Model,
+    name: str,
+    method: Method,
+    graph: AttentionGraph,
+    encoded: Encoded,
+    query: str | int,
+    **options: Any,
+) -> Floats:
+    """[layer, token] of one method at the position that a query means, or over all of them.
+
+    query: "focal", "max", "mean" or a number. options are the method's: layers, normalize, workers.
+    """
+    position = model.focal(encoded) if query == "focal" else query
+    if isinstance(position, int):
+        positions = [model.locate(encoded, position)]
+    else:
+        positions = list(graph.kept)
+    with collect_notices():  # that flow says little shows in what is made of it
+        values = run_method(name, method, graph, positions=positions, **options).values
+    reduced: Floats = values.mean(axis=1) if query == "mean" else values.max(axis=1)
+    return reduced
+
+
+def read_importances(chosen: Choices) -> dict[str, ImportanceFunction]:
+    """Importances as {name: function}, from names, functions, or {name: function}; none for ()."""
+    return read_choices(chosen, IMPORTANCES, "importance", IMPORTANCE_FORM, (None, [], None), {})
 
 
 def score_importance(
     model: Model,
     readings: Sequence[Reading],
     name: str,
+    function: ImportanceFunction | None = None,
     *,
+    values: Sequence[Any] = (),
     position: int | None = None,
     batch_tokens: int | None = None,
     **options: Any,
 ) -> list[Importance]:
-    """One importance of each input, at the position that was read; options are the importance's."""
+    """One importance of each input, at the position that was read.
+
+    function: of the user's own; attnflow's of that name if None. values: the inputs as they were
+    given, which is what a function of the user's gets. options are those of attnflow's own.
+    """
     check_scorable(model, name)
     inputs = [reading.encoded for reading in readings]
+    targets = [reading.target for reading in readings]
+    if function is not None and function is not IMPORTANCES.get(name):
+        asked = {"position": position} if position is not None else {}
+        given = {option: asked[option] for option in asked if accepts(function, option)}
+        scores = call_own(name, function, model, list(values), targets, **given)
+        return check_importance(model, name, scores, readings)
     if name == "blank_out":
         return measure_blank_out(
             model,
             inputs,
-            [model.logit_position(each.encoded, each.position) for each in readings],
-            [(int(each.target or 0), float(each.probability or 0.0)) for each in readings],
+            [model.logit_position(reading.encoded, reading.position) for reading in readings],
+            [(int(reading.target or 0), float(reading.probability or 0.0)) for reading in readings],
             blank=find_replacement(model, None),
             batch_tokens=batch_tokens,
             **options,
         )
-    found: list[Importance] = IMPORTANCES[name](
-        model,
-        inputs,
-        [reading.target for reading in readings],
-        position=position,
-        batch_tokens=batch_tokens,
-        **options,
+    scored: list[Importance] = IMPORTANCES[name](
+        model, inputs, targets, position=position, batch_tokens=batch_tokens, **options
     )
-    return found
+    return scored
+
+
+def check_importance(
+    model: Model, name: str, scores: Any, readings: Sequence[Reading]
+) -> list[Importance]:
+    """What a function of the user's says of inputs: an Importance, or one number per token."""
+    if not isinstance(scores, list | tuple) or len(scores) != len(readings):
+        count = len(scores) if isinstance(scores, list | tuple) else type(scores).__name__
+        raise OptionError(
+            f"{name} must give a list with one importance per input, {len(readings)} here,"
+            f" as {IMPORTANCE_FORM}; got {count}"
+        )
+    checked = []
+    for score, reading in zip(scores, readings, strict=True):
+        encoded = reading.encoded
+        try:
+            values = np.array(score, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"{name} must give numbers; got {type(score).__name__}") from error
+        if values.shape != (len(encoded.tokens),) or not np.isfinite(values).all():
+            raise OptionError(
+                f"{name} must give one finite number per token, {len(encoded.tokens)} here;"
+                f" got shape {values.shape}"
+            )
+        if isinstance(score, Importance):
+            checked.append(replace(score, method=name, words=encoded.words))
+            continue
+        target = model.label(int(reading.target or 0))
+        signed = bool((values < 0).any())
+        checked.append(
+            Importance(
+                values,
+                name,
+                encoded.tokens,
+                target,
+                float(reading.probability or 0.0),
+                encoded.words,
+                signed,
+            )
+        )
+    return checked

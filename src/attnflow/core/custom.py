@@ -1,0 +1,338 @@
+"""Methods by name, or of a user's own: how they are made, chosen, called and checked.
+
+A method is `f(graph, *, layers, positions, bottom, normalize) -> TokenAttention`. It may also take
+`groups`, if it knows how to take positions together, and `workers`, a number of threads.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from inspect import Parameter, signature
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.core.graph import AttentionGraph, Floats
+from attnflow.core.groups import Groups
+from attnflow.core.methods import METHODS, Request, Weights
+from attnflow.core.results import TokenAttention
+from attnflow.errors import AttnFlowError, OptionError
+
+Method = Callable[..., TokenAttention]
+Choice = TypeVar("Choice", bound=Callable[..., Any])
+Choices = str | Callable[..., Any] | Iterable[Any] | Mapping[str, Any]
+METHOD_FORM = "f(graph, *, layers, positions, bottom, normalize) -> TokenAttention"
+SELECTING = ("layers", "positions", "bottom")  # what a function of `token_attention` may ask for
+# what files and tables of results call their columns, and so no method or importance
+RESERVED_NAMES = """
+id row text tokens special words label prediction probability model target position notes source
+layers layer token key query value method
+"""
+RESERVED = frozenset(RESERVED_NAMES.split())
+
+
+def token_attention(name: str, compute: Callable[..., npt.ArrayLike]) -> Method:
+    """Make a method from a function that returns an array.
+
+    The method checks what is asked for, normalises rows, sums groups, and names the result; it goes
+    in wherever the name of one of attnflow's methods does.
+
+    Parameters
+    ----------
+    name
+        What tables, figures and the page call it.
+    compute
+        Called as `compute(graph)` with an `AttentionGraph`; returns [layer, query, key] for layers
+        1..depth and all positions. If it takes `layers`, `positions` or `bottom` by name, it gets
+        what was asked for, and returns those layers and positions only; without `bottom` the
+        method looks down to layer 0 alone.
+
+    >>> import attnflow as af
+    >>> squared = token_attention("squared", lambda graph: graph.weights**2)
+    >>> squared(af.Attention([[[0.75, 0.25], [0.5, 0.5]]])).at(position=0)
+    array([0.9, 0.1])
+    """
+    check_name(name, "method")
+    wanted = [option for option in SELECTING if accepts(compute, option)]
+
+    def method(
+        graph: Weights,
+        *,
+        layers: Iterable[int] | int | None = None,
+        positions: Iterable[int] | int | None = None,
+        bottom: int = 0,
+        normalize: str | None = "sum",
+        groups: Groups | None = None,
+    ) -> TokenAttention:
+        if bottom and "bottom" not in wanted:
+            raise OptionError(
+                f"{name} looks down to layer 0, so it takes no bottom; got bottom={bottom}"
+            )
+        ask = Request.read(
+            graph, name, layers, positions, bottom, normalize, groups, every_layer=True
+        )
+        asked: dict[str, Any] = {
+            "layers": ask.layers,
+            "positions": ask.positions,
+            "bottom": ask.bottom,
+        }
+
+        def compute_rows(graph: AttentionGraph) -> Floats:
+            given = {option: asked[option] for option in wanted}
+            values = call_own(name, compute, graph, **given)
+            rows = check_values(name, values, graph, ask, wanted)
+            if "layers" not in wanted:
+                rows = rows[np.array(ask.layers) - 1]
+            if "positions" not in wanted:
+                rows = rows[:, list(ask.positions)]
+            return ask.grouped(np.array(rows, dtype=np.float64))  # a copy, to be normalised
+
+        return ask.answer(compute_rows)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = compute.__doc__
+    return method
+
+
+def read_methods(chosen: Choices) -> dict[str, Method]:
+    """Methods as {name: function}, from names, functions, or {name: function}.
+
+    In a mapping None stands for attnflow's own of that name. Unknown names, functions that cannot
+    be called as a method, and names that are given twice are refused in one line.
+
+    >>> list(read_methods({"rollout": None, "mine": METHODS["raw"]}))
+    ['rollout', 'mine']
+    """
+    options: dict[str, Any] = dict.fromkeys(("layers", "positions", "bottom", "normalize"))
+    return read_choices(chosen, METHODS, "method", METHOD_FORM, (None,), options)
+
+
+def run_method(name: str, method: Method, graph: AttentionGraph, **options: Any) -> TokenAttention:
+    """What a method gives, under this name, checked against what was asked of it.
+
+    `workers` and `groups` are passed on to methods that take them. Layers and positions, where
+    given, are lists.
+    """
+    for option in ("workers", "groups"):
+        if option in options and not accepts(method, option):
+            del options[option]
+    if method in METHODS.values():
+        result = method(graph, **options)
+    else:
+        result = call_own(name, method, graph, **options)
+        check_result(name, result, graph, options)
+    return result if result.method == name else replace(result, method=name)
+
+
+def accepts(function: Callable[..., Any], option: str) -> bool:
+    """Whether a function takes an option by its name."""
+    try:
+        parameters = signature(function).parameters
+    except (TypeError, ValueError):  # of a builtin, which does not say
+        return False
+    known = parameters.get(option)
+    if known is not None:
+        return known.kind not in (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
+    return any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def import_function(reference: str, what: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names.
+
+    >>> import_function("attnflow:rollout", "method").__name__
+    'rollout'
+    """
+    module_name, _, path = reference.partition(":")
+    try:
+        target: Any = import_module(module_name)
+        for part in path.split("."):
+            target = getattr(target, part)
+    except Exception as error:  # a module is foreign code, and may raise anything
+        raise OptionError(
+            f"a {what} of your own is named as package.module:function, and {reference!r} cannot be"
+            f" imported: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(target):
+        raise OptionError(f"{reference!r} must name a function; got {type(target).__name__}")
+    function: Callable[..., Any] = target
+    return function
+
+
+def refer_to(function: Callable[..., Any]) -> str | None:
+    """`package.module:function` by which another process finds a function; None if it cannot.
+
+    >>> refer_to(METHODS["raw"]), refer_to(lambda graph: graph)
+    ('attnflow.core.methods:raw', None)
+    """
+    module = getattr(function, "__module__", None)
+    path = getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or module == "__main__":
+        return None
+    reference = f"{module}:{path}"
+    try:
+        return reference if import_function(reference, "method") is function else None
+    except OptionError:
+        return None
+
+
+# ---- what is chosen, by name or as a function -----------------------------------------------------
+
+
+def read_choices(
+    chosen: Choices,
+    known: Mapping[str, Choice],
+    what: str,
+    form: str,
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+) -> dict[str, Choice]:
+    """Functions by name, each known or of the user's own, checked.
+
+    form: how such a function is called, for messages. arguments, options: what it must take.
+    """
+    if isinstance(chosen, str) or callable(chosen):
+        chosen = [chosen]
+    if not isinstance(chosen, Iterable):
+        raise OptionError(
+            f"{what}s must be names, or {{name: function}}; got {chosen!r}:"
+            f" choose from {', '.join(known)}"
+        )
+    pairs = (
+        list(chosen.items())
+        if isinstance(chosen, Mapping)
+        else [
+            (item if isinstance(item, str) else name_function(item, what), item) for item in chosen
+        ]
+    )
+    functions: dict[str, Choice] = {}
+    for name, function in pairs:
+        if function is None or isinstance(function, str):
+            if not isinstance(name, str) or name not in known:
+                raise OptionError(
+                    f"unknown {what} {name!r}; choose from {', '.join(known)},"
+                    " or give a function: {name: function}"
+                )
+            function = known[name]
+        elif function is not known.get(name):
+            check_own(name, function, known, what, form, arguments, options)
+        if name in functions:
+            raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
+        functions[name] = function
+    return functions
+
+
+def check_own(
+    name: Any,
+    function: Any,
+    known: Mapping[str, Any],
+    what: str,
+    form: str,
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+) -> None:
+    """Refuse a function of the user's that has no name of its own, or cannot be called."""
+    check_name(name, what)
+    if name in known or not callable(function):
+        raise OptionError(
+            f"a {what} of your own must be a function with a name of its own;"
+            f" got {name!r}: {type(function).__name__}"
+        )
+    try:
+        called = signature(function)
+    except (TypeError, ValueError):  # of a builtin, which does not say: the call will
+        return
+    try:
+        called.bind(*arguments, **options)
+    except TypeError as error:
+        raise OptionError(
+            f"the {what} {name!r} must be called as {form}; its signature is {called}: {error}"
+        ) from error
+
+
+def check_name(name: Any, what: str) -> None:
+    """Refuse a name that no table could have as a column."""
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise OptionError(f"the name of a {what} must be a string of visible text; got {name!r}")
+    if name in RESERVED:
+        raise OptionError(
+            f"the name of a {what} must not be that of a column of results; got {name!r}"
+        )
+
+
+def name_function(function: Any, what: str) -> str:
+    """The name of a function that was given without one."""
+    name = getattr(function, "__name__", None)
+    if not callable(function) or not isinstance(name, str) or name == "<lambda>":
+        raise OptionError(
+            f"a {what} without a name needs one: give {{name: function}}; got {function!r}"
+        )
+    return name
+
+
+# ---- what a function of the user's gives back -----------------------------------------------------
+
+
+def call_own(name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function of the user's; whatever it raises becomes one line that names it."""
+    try:
+        return function(*arguments, **options)
+    except (AttnFlowError, MemoryError):
+        raise
+    except Exception as error:
+        raise OptionError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+def check_values(
+    name: str, values: Any, graph: AttentionGraph, ask: Request, wanted: Iterable[str]
+) -> Floats:
+    """values [layer, query, key] as numbers of the shape that was asked for, or an error."""
+    expected = (
+        len(ask.layers) if "layers" in wanted else graph.depth,
+        len(ask.positions) if "positions" in wanted else graph.size,
+        graph.size,
+    )
+    try:
+        rows = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"{name} must give an array [layer, query, key] of numbers;"
+            f" got {type(values).__name__}: {error}"
+        ) from error
+    if rows.shape != expected:
+        raise OptionError(
+            f"{name} must give [layer, query, key], here {expected}; got shape {rows.shape}"
+        )
+    if not np.isfinite(rows).all():
+        raise OptionError(f"{name} must give finite numbers; some are not")
+    if ask.normalize is not None and (rows < 0).any():
+        raise OptionError(
+            f"{name} must give no negative number where rows are to sum to 1;"
+            f" got {rows.min():.3g}: ask for normalize=None"
+        )
+    return rows
+
+
+def check_result(name: str, result: Any, graph: AttentionGraph, options: Mapping[str, Any]) -> None:
+    """Refuse a result that is not what was asked of a method."""
+    if not isinstance(result, TokenAttention):
+        raise OptionError(
+            f"{name} must return a TokenAttention, as {METHOD_FORM};"
+            f" got {type(result).__name__}: af.token_attention(name, function) makes such a method"
+        )
+    for option, given in {"layers": result.layers, "positions": result.positions}.items():
+        asked = options.get(option)
+        if asked is not None and tuple(asked) != tuple(given):
+            raise OptionError(
+                f"{name} must give the {option} that are asked for, {list(asked)};"
+                f" got {list(given)}"
+            )
+    keys = graph.size if result.groups is None else len(result.groups)
+    expected = (len(result.layers), len(result.positions), keys)
+    if np.shape(result.values) != expected or len(result.tokens) != keys:
+        raise OptionError(
+            f"{name} must give values [layer, query, key], here {expected}, and a token for each"
+            f" key; got shape {np.shape(result.values)} and {len(result.tokens)} tokens"
+        )
+    if not np.isfinite(result.values).all():
+        raise OptionError(f"{name} must give finite numbers; some are not")
