@@ -11,7 +11,6 @@ import os
 import statistics
 import tempfile
 import time
-import warnings
 from importlib.resources import files
 from pathlib import Path
 
@@ -63,25 +62,7 @@ def explanation(depth: int, size: int) -> af.Explanation:
     attention = af.Attention(
         weights / weights.sum(axis=-1, keepdims=True), tokens=tokens, causal=False
     )
-    graph = attention.graph()
-    every = range(1, depth + 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", af.SaturationWarning)
-        flow = af.flow(graph, layers=every, positions=[0])
-    raw, rollout = af.raw(graph, layers=every), af.rollout(graph, layers=every)
-    return af.Explanation(
-        " ".join(tokens),
-        "random",
-        tokens,
-        (False,) * size,
-        0,
-        None,
-        attention,
-        raw,
-        rollout,
-        flow,
-        {},
-    )
+    return af.explain(attention)
 
 
 def load(tab: Page, address: str) -> float:

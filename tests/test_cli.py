@@ -113,7 +113,7 @@ def test_explain_shows_a_strip_for_each_method(
     assert "what position 0, [CLS], of layer 3 looks at" in shown
     for method in ("raw", "rollout", "flow"):
         line = next(line for line in shown.splitlines() if line.strip().startswith(f"{method} "))
-        _, token, value = found.methods[method].top(1, position=0, layer=3)[0]
+        _, token, value = found.results[method].top(1, position=0, layer=3)[0]
         assert line.rstrip().endswith(f"{token} {value:.3f}")
         assert f"{token}█" in line
     assert "blank out" not in shown

@@ -110,7 +110,7 @@ def test_a_row_holds_what_explain_says_of_its_text(texts: Path, tmp_path: Path) 
         )
         assert row["probability"] == pytest.approx(found.prediction[1], abs=1e-5)
         for name, layers in {"raw": range(1, 7), "rollout": range(1, 7), "flow": [6]}.items():
-            expected = [found.methods[name].at(0, layer) for layer in layers]
+            expected = [found.results[name].at(0, layer) for layer in layers]
             np.testing.assert_allclose(np.array(row[name]), np.array(expected), atol=1e-5)
         for name in importance:
             np.testing.assert_allclose(row[name], np.abs(found.importance[name].values), atol=1e-4)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import attnflow as af
-from attnflow.analysis.evaluation import read_examples, spearman
+from attnflow.analysis.examples import read_examples
 from attnflow.analysis.importance import IMPORTANCES
+from attnflow.analysis.statistics import spearman
 from tests.families import build, word_tokenizer
 
 EXAMPLES = [
@@ -89,14 +91,11 @@ def test_the_target_is_the_label_where_one_is_given_else_the_prediction() -> Non
 
 
 def test_means_leave_out_what_is_undefined_and_count_it() -> None:
-    def flat(example: Any) -> list[float]:
-        return (
-            [1.0] * len(model().encode(example[0]).ids)
-            if "old" in example[0]
-            else list(range(len(model().encode(example[0]).ids)))
-        )
+    def flat(text: str) -> list[float]:
+        count = len(model().encode(text).ids)
+        return [1.0] * count if "old" in text else list(range(count))
 
-    report = af.evaluate(model(), EXAMPLES, methods=[flat], against=["blank_out"])
+    report = af.evaluate(model(), EXAMPLES, methods=[], scorers=flat, against=["blank_out"])
     ((against, method, layer, mean, deviation, examples, undefined),) = report.rows()
     values = report.correlations["blank_out", "flat"][0]
     assert (against, method, layer, examples, undefined) == ("blank_out", "flat", None, 3, 1)
@@ -107,16 +106,18 @@ def test_means_leave_out_what_is_undefined_and_count_it() -> None:
     assert "| method | score | undefined |" in report.to_markdown()
 
 
-def test_a_scorer_of_the_users_can_be_method_or_importance() -> None:
-    class Exact:
-        def __call__(self, example: Any) -> Any:
-            return af.blank_out(model(), *example)
+def test_scores_of_the_users_are_ranked_against_their_own_importance() -> None:
+    labels = dict(EXAMPLES)
+
+    def exact(text: str) -> Any:
+        return af.blank_out(model(), text, labels[text])
 
     report = af.evaluate(
         model(),
         EXAMPLES,
-        methods={"rollout": None, "exact": Exact()},
-        against={"same": Exact(), "blank_out": None},
+        methods="rollout",
+        scorers={"exact": exact},
+        against={"same": partial(af.blank_out, replacement="[UNK]"), "blank_out": None},
         layers=6,
     )
     assert report.mean("exact", "blank_out") == pytest.approx(1.0)
@@ -149,15 +150,16 @@ def test_the_forms_of_a_report(tmp_path: Path) -> None:
     assert text.count("| method | layer 1 |") == 2
     assert "n = 2; [CLS] included; query focal" in text
     assert "[CLS] left out" in report.including(False).to_markdown()
-    assert report.to_csv().splitlines()[0] == "against,method,layer,mean,std,examples,undefined"
+    header = "against,method,layer,mean,std,examples,undefined,source"
+    assert report.to_csv().splitlines()[0] == header
     assert len(report.to_csv().splitlines()) == 1 + 2 * 2 * 6
     content = json.loads(report.to_json())
     assert content["examples"][1]["tokens"] == list(report.examples[1].tokens)
     assert len(content["examples"][0]["scores"]["flow"]) == 6
-    for ending in (".md", ".csv", ".json"):
+    for ending in (".md", ".csv", ".tex", ".json"):
         assert report.save(tmp_path / f"x{ending}").stat().st_size > 100
     with pytest.raises(
-        af.FileError, match=r"the ending must be one of \.md, \.csv, \.json; got \.xls"
+        af.FileError, match=r"the ending must be one of \.md, \.csv, \.tex, \.json; got \.xls"
     ):
         report.save(tmp_path / "x.xls")
     assert set(report.seconds) == {"blank_out", "input_gradient", "capture", "raw", "flow"}
@@ -181,7 +183,7 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
 
     module = sys.modules["attnflow.analysis.evaluation"]
     monkeypatch.setattr(module, "CHUNK", 1)
-    score, calls = module.Job.score, []
+    score, calls = module.Evaluation.score, []
 
     def interrupted(self: Any, *given: Any) -> Any:
         calls.append(1)
@@ -189,7 +191,7 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return score(self, *given)
 
-    monkeypatch.setattr(module.Job, "score", interrupted)
+    monkeypatch.setattr(module.Evaluation, "score", interrupted)
     report = af.evaluate(model(), EXAMPLES, methods=["raw"], against=["blank_out"])
     assert (len(report.examples), report.asked) == (2, 3)
     assert "n = 2 of 3 asked for" in report.to_markdown()
@@ -208,11 +210,11 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
         ),
         ({"methods": []}, "at least one method is needed"),
         ({"methods": ["raw", "raw"]}, "each method must have a name of its own; got 'raw' twice"),
-        ({"methods": {"raw": len}}, "a function with a name of its own"),
-        ({"methods": [lambda example: [1.0]]}, "must give one number a token, 6 for"),
+        ({"methods": {"raw": af.rollout}}, "a function with a name of its own"),
+        ({"scorers": {"one": lambda text: [1.0]}}, "must give one number per token, 6 for"),
         (
-            {"methods": [lambda example: 1 / 0]},
-            "failed on ('the key to the cabinets', 'singular'): ZeroDivisionError",
+            {"scorers": {"one": lambda text: 1 / 0}},
+            "one on 'the key to the cabinets' failed: ZeroDivisionError",
         ),
         ({"limit": 0}, "limit must be a whole number, at least 1; got 0"),
         ({"query": "last"}, "unknown query 'last'; choose from focal, max, mean, or a position"),

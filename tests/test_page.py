@@ -60,7 +60,7 @@ def small() -> af.Explanation:
 @pytest.fixture(scope="module")
 def story() -> af.Generation:
     """A tiny decoder with a tokenizer, random weights."""
-    return af.generate(  # type: ignore[no-any-return]
+    return af.generate(
         af.Model(build("llama"), word_tokenizer()),
         "the key to the cabinets is",
         max_new_tokens=6,
@@ -70,23 +70,11 @@ def story() -> af.Generation:
 
 def explained(attention: af.Attention, position: int = 0, **options: Any) -> af.Explanation:
     """An explanation of attention that came from elsewhere."""
-    residual = options.pop("residual", 0.5)
-    graph = attention.graph(residual=residual)
-    every: dict[str, Any] = {"layers": range(1, graph.depth + 1), **options}
-    tokens = attention.tokens or tuple(f"t{place}" for place in range(graph.size))
-    return af.Explanation(
-        text=" ".join(tokens),
-        model="a model",
-        tokens=tokens,
-        special=tuple(token.startswith("[") for token in tokens),
-        position=position,
-        prediction=None,
-        attention=attention,
-        raw=af.raw(graph, **every),
-        rollout=af.rollout(graph, **every),
-        flow=af.flow(graph, positions=None if graph.size <= 64 else [position], **every),
-        importance={},
-        residual=residual,
+    found = af.explain(attention, position=position, **options)
+    tokens = attention.tokens or tuple(f"t{place}" for place in range(attention.size))
+    special = tuple(token.startswith("[") for token in tokens)
+    return replace(
+        found, text=" ".join(tokens), model="a model", tokens=tokens, special=special
     )
 
 
@@ -199,11 +187,11 @@ def test_tabs_and_slider_change_the_numbers_to_those_of_the_arrays(
         shown = table(tab)
         for name, label in (("raw", "Raw"), ("rollout", "Rollout"), ("flow", "Flow")):
             assert (
-                np.abs(shown[label] - small.methods[name].at(small.position, layer)).max() < CLOSE
+                np.abs(shown[label] - small.results[name].at(small.position, layer)).max() < CLOSE
             )
             tab.locator(f"#tab-{name}").click()
             assert state(tab, "method") == name
-            check_numbers(tab, small.methods[name].at(small.position, layer))
+            check_numbers(tab, small.results[name].at(small.position, layer))
     for name, label in (("blank_out", "Blank-out"), ("input_gradient", "Input gradient")):
         tab.locator(f"#tab-{name}").click()
         assert np.abs(table(tab)[label] - small.importance[name].values).max() < CLOSE
@@ -219,7 +207,7 @@ def test_the_heat_maps_table_has_all_layers(visit: Open, small: af.Explanation) 
         for layer in range(1, small.attention.depth + 1):
             assert (
                 np.abs(
-                    shown[f"layer {layer}"] - small.methods[name].at(small.position, layer)
+                    shown[f"layer {layer}"] - small.results[name].at(small.position, layer)
                 ).max()
                 < CLOSE
             )
@@ -470,7 +458,7 @@ def test_residual_and_normalisation_are_those_of_the_explanation(
         tab.locator("#position").select_option(str(position))
         shown = table(tab)
         for name, label in (("raw", "Raw"), ("rollout", "Rollout"), ("flow", "Flow")):
-            assert np.abs(shown[label] - found.methods[name].at(position)).max() < CLOSE
+            assert np.abs(shown[label] - found.results[name].at(position)).max() < CLOSE
 
 
 def test_large_graphs_are_drawn_on_canvas_with_flow_for_one_position(visit: Open) -> None:
@@ -505,7 +493,7 @@ def test_a_page_without_the_graph_still_shows_its_position(
     assert not tab.locator("#graph-section").is_visible()
     shown = table(tab)
     for name, label in (("raw", "Raw"), ("rollout", "Rollout"), ("flow", "Flow")):
-        assert np.abs(shown[label] - small.methods[name].at(small.position)).max() < CLOSE
+        assert np.abs(shown[label] - small.results[name].at(small.position)).max() < CLOSE
     tab.locator("#position").select_option("2")
     assert "numbers for position 0 only" in tab.locator("#note").inner_text()
 
@@ -702,3 +690,48 @@ def test_the_frame_of_a_notebook_works_and_saves(visit: Open, small: af.Explanat
     with tab.expect_download() as waiting:
         inside.locator("[data-figure=graph] [data-save=svg]").click()
     assert b"<svg" in Path(waiting.value.path()).read_bytes()
+
+
+# ---- methods of the user's own, and graphs of any kind ----------------------------------------------
+
+
+def test_a_method_of_the_users_own_has_its_tab_strip_map_and_numbers(visit: Open) -> None:
+    name = "mine <b>&"
+    mine = af.token_attention(name, lambda graph: graph.weights[::-1] ** 2)
+    found = af.explain(TEXT, methods={"rollout": None, name: mine}, importance=())
+    tab = visit(explanation_page(found))
+    tab.get_by_role("tab", name=name, exact=True).click()
+    assert tab.evaluate("document.body.dataset.method") == name
+    for layer in (6, 2):
+        move_slider(tab, layer)
+        check_numbers(tab, found.results[name].at(found.position, layer))
+    assert name in tab.locator("#tokens-title").inner_text()
+    tab.locator("#tables summary").click()
+    shown = table(tab)
+    assert np.abs(shown[name] - found.results[name].at(found.position, 2)).max() < CLOSE
+
+
+def test_a_generation_shows_a_method_of_the_users_own(visit: Open, story: af.Generation) -> None:
+    mine = af.token_attention("mine", lambda graph: graph.weights**2)
+    tab = visit(generation_page(story, methods=["rollout", mine]))
+    tab.get_by_role("tab", name="mine", exact=True).click()
+    values = story.by(mine).values  # [generated, prompt, layer]
+    check_numbers(tab, values[0, :, -1])
+
+
+def test_positions_that_were_taken_out_are_said_to_be_so(visit: Open) -> None:
+    found = af.explain(TEXT, without=[2], importance=())
+    tab = visit(explanation_page(found))
+    check_numbers(tab, found.rollout.at(found.position))
+    tab.locator("#position").select_option("2")
+    assert "was taken out of the graph" in tab.locator("#note").inner_text()
+
+
+def test_edges_with_the_residual_inside_have_their_own_numbers(visit: Open) -> None:
+    graph = af.AttentionGraph(edges=3.0 * np.random.default_rng(1).random((3, 6, 6)))
+    found = af.explain(graph)
+    tab = visit(explanation_page(found))
+    for name in ("Rollout", "Raw", "Flow"):
+        tab.get_by_role("tab", name=name, exact=True).click()
+        check_numbers(tab, found.results[name.lower()].at(found.position))
+    assert "The residual is inside the edges" in tab.locator("#notes").inner_text()

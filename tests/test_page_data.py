@@ -6,14 +6,15 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow.analysis.generation import is_common
+from attnflow.core.text import is_common
 from attnflow.show import page
-from attnflow.show.page import as_json, explanation_page, framed, generation_page, pack
+from attnflow.show.page import encode_json, explanation_page, framed, generation_page, pack_array
 from tests.oracles import Floats
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -47,6 +48,12 @@ def data_of(html: str) -> dict[str, object]:
 def unpacked(packed: dict[str, object]) -> Floats:
     values = np.frombuffer(base64.b64decode(str(packed["float16"])), dtype="<f2").astype(np.float64)
     return values.reshape(packed["shape"])  # type: ignore[call-overload,no-any-return]
+
+
+def method_of(data: dict[str, object], name: str) -> dict[str, Any]:
+    """What a page knows of one method."""
+    (found,) = [each for each in data["methods"] if each["name"] == name]  # type: ignore[attr-defined]
+    return found  # type: ignore[no-any-return]
 
 
 class Outline(HTMLParser):
@@ -104,22 +111,23 @@ def test_no_text_leaves_the_data(text: str) -> None:
 
 def test_json_holds_nothing_that_ends_a_script() -> None:
     assert re.fullmatch(
-        r"[^<>&\u2028\u2029]*", as_json({"tokens": [HOSTILE, "\u2028", "&lt;", "<!--"]})
+        r"[^<>&\u2028\u2029]*", encode_json({"tokens": [HOSTILE, "\u2028", "&lt;", "<!--"]})
     )
 
 
 def test_the_packed_graph_is_the_graph_to_16_bits() -> None:
     found = explained(heads=None)
     data = data_of(explanation_page(found))
-    weights = found.attention.graph().weights
+    assert found.attention is not None
+    weights = found.graph.weights
     assert np.abs(unpacked(data["weights"]) - weights).max() < 3e-4  # type: ignore[arg-type]
     assert np.abs(unpacked(data["heads"]) - found.attention.weights).max() < 3e-4  # type: ignore[arg-type]
-    flow = data["rows"]["flow"]  # type: ignore[index]
+    flow = method_of(data, "flow")["rows"]
     assert np.abs(unpacked(flow["values"]) - found.flow.values).max() < 3e-4
 
 
 def test_float16_is_little_endian_with_its_shape() -> None:
-    packed = pack(np.array([[1.0, 0.5], [0.0, 0.25]]))
+    packed = pack_array(np.array([[1.0, 0.5], [0.0, 0.25]]))
     assert packed["shape"] == [2, 2]
     assert base64.b64decode(packed["float16"]) == b"\x00\x3c\x00\x38\x00\x00\x00\x34"
 
@@ -139,7 +147,7 @@ def test_a_graph_that_is_too_large_leaves_the_rows_of_the_position(
     found = explained()
     data = data_of(explanation_page(found))
     assert "weights" not in data
-    rows = data["rows"]["rollout"]  # type: ignore[index]
+    rows = method_of(data, "rollout")["rows"]
     assert rows["positions"] == [found.position]
     assert (
         np.abs(unpacked(rows["values"])[:, 0] - found.rollout.values[:, found.position]).max()
@@ -151,19 +159,20 @@ def test_a_generations_page_holds_m_and_where_its_flow_is_saturated() -> None:
     generation = random_generation()
     data = data_of(generation_page(generation))
     for name in ("raw", "rollout", "flow"):
-        rows = data["rows"][name]  # type: ignore[index]
+        rows = method_of(data, name)["rows"]
         assert rows["positions"] == [4, 5, 6, 7]
         values = getattr(generation, name)().values  # [generated, prompt, layer]
         assert np.abs(unpacked(rows["values"]) - values.transpose(2, 0, 1)).max() < 3e-4
     whole = af.flow(generation.attention, layers=range(1, 4), positions=range(4, 8), normalize=None)
     assert whole.saturated is not None
-    assert data["saturated"] == (whole.saturated[..., :5].mean(axis=-1) > 0.95).astype(int).tolist()
+    saturated = method_of(data, "flow")["saturated"]
+    assert saturated == (whole.saturated[..., :5].mean(axis=-1) > 0.95).astype(int).tolist()
 
 
 def test_a_long_generation_has_no_flow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "FLOW_TOKENS", 7)
+    monkeypatch.setattr(page, "LONG", 7)
     data = data_of(generation_page(random_generation()))
-    assert "flow" not in data["rows"]  # type: ignore[operator]
+    assert [each["name"] for each in data["methods"]] == ["raw", "rollout"]  # type: ignore[attr-defined]
     assert "generation.flow()" in str(data["notes"])
 
 
@@ -181,3 +190,14 @@ def test_a_frame_keeps_the_page_apart_and_large_pages_out(monkeypatch: pytest.Mo
     text = framed(explanation_page(explained()))
     assert "too much for a notebook" in text
     assert len(text) < 1000
+
+
+def test_edges_with_the_residual_inside_travel_as_shares_and_every_row_is_given() -> None:
+    graph = af.AttentionGraph(edges=7.0 * np.random.default_rng(0).random((3, 5, 5)))
+    found = af.explain(graph, methods=["rollout", "flow"])
+    data = data_of(explanation_page(found))
+    assert data["residual"] is None
+    assert unpacked(data["weights"]).sum(axis=-1).max() == pytest.approx(1.0, abs=3e-3)  # type: ignore[arg-type]
+    rows = method_of(data, "rollout")
+    assert "computed" not in rows
+    assert np.abs(unpacked(rows["rows"]["values"]) - found.rollout.values).max() < 3e-4

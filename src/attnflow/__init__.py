@@ -6,16 +6,21 @@
 array([0.6875, 0.3125])
 """
 
-from attnflow.analysis.evaluation import Report, evaluate
-from attnflow.analysis.explanation import Explanation, explain
-from attnflow.analysis.generation import Generation, PromptAttention, generate
+from attnflow.analysis.evaluation import evaluate
+from attnflow.analysis.explaining import explain
+from attnflow.analysis.explanation import Explanation
+from attnflow.analysis.generating import generate
+from attnflow.analysis.generation import Generation, PromptAttention
 from attnflow.analysis.importance import Importance, blank_out, input_gradient
+from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.recording import record
 from attnflow.core.attention import Attention
+from attnflow.core.custom import token_attention
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group
 from attnflow.core.methods import METHODS, flow, max_flow, raw, rollout
+from attnflow.core.provenance import Source
 from attnflow.core.results import MaxFlow, TokenAttention
 from attnflow.corpus.running import explain_corpus
 from attnflow.corpus.tables import read_corpus
@@ -57,6 +62,7 @@ __all__ = [
     "RoundingWarning",
     "SaturationWarning",
     "ShareWarning",
+    "Source",
     "TokenAttention",
     "WeightsError",
     "blank_out",
@@ -73,6 +79,7 @@ __all__ = [
     "read_corpus",
     "record",
     "rollout",
+    "token_attention",
 ]
 
 

@@ -1,17 +1,14 @@
-"""The commands of the laboratory: train a model, evaluate methods, and compute the paper's tables anew."""
+"""The commands of the laboratory: train the paper's models, compute its tables and figures anew."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnflow.analysis.evaluation import Report, evaluate, read_examples
-from attnflow.core.files import PICTURES, known_ending, writable
-from attnflow.corpus.folder import MANIFEST
-from attnflow.corpus.tables import corpus_status, evaluate_corpus
-from attnflow.errors import OptionError
-from attnflow.models.loading import BUNDLED, load
+from attnflow.cli.evaluating import note_interruption
+from attnflow.cli.options import AnyModel, Limit, Seed, check_out, read_pair
+from attnflow.core.files import PICTURES, writable
+from attnflow.models.loading import BUNDLED
 from attnflow.show.terminal import print_markdown, say
 
 if TYPE_CHECKING:
@@ -19,11 +16,6 @@ if TYPE_CHECKING:
 
     from attnflow.paper.tables import Table
     from attnflow.show.drawing import Drawing
-
-METHODS, AGAINST = (
-    "raw,rollout,flow",
-    "blank_out,input_gradient",
-)  # what is evaluated if nothing is named
 
 train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
 reproduce = typer.Typer(help="Compute the paper's tables and figures anew.", no_args_is_help=True)
@@ -46,16 +38,8 @@ Folder = Annotated[
 VerbNumber = Annotated[
     str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")
 ]
-Limit = Annotated[
-    int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)
-]
-Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
 Text = Annotated[
     str | None, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)
-]
-AnyModel = Annotated[
-    str,
-    typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow."),
 ]
 Picture = Annotated[
     Path,
@@ -172,7 +156,7 @@ def verb_number_table(
 ) -> None:
     from attnflow.paper import tables
 
-    stem = stem_of(out, name)
+    stem = find_stem(out, name)
     finish_table(
         tables.verb_number_table(
             name, model=model, data=data, limit=limit, seed=seed, reduce=reduce
@@ -208,7 +192,7 @@ def table3(
     """Table 3: raw attention, rollout and flow against input gradients, on a sentiment classifier."""
     from attnflow.paper import sentiment, tables
 
-    stem = stem_of(out, "table3")
+    stem = find_stem(out, "table3")
     file = data / "test.tsv" if data.is_dir() else data
     sentences = sentiment.read_sst2(file)
     finish_table(
@@ -294,13 +278,13 @@ def figure4(
     """Figure 4: what a masked pronoun looks at, beside the probabilities of two words for it."""
     from attnflow.paper import pictures
 
-    pairs = [pair_of(each, "--references") for each in references]
+    pairs = [read_pair(each, "--references") for each in references]
     draw(
         lambda: pictures.figure_4(
             texts or pictures.PRONOUNS,
             model=model,
             references=pairs if texts or pairs else pictures.REFERENCES,
-            candidates=pair_of(candidates, "--candidates"),
+            candidates=read_pair(candidates, "--candidates"),
         ),
         out,
     )
@@ -308,177 +292,12 @@ def figure4(
 
 def draw(figure: "Callable[[], Drawing]", out: Path) -> None:
     """Draw, write, and say where; refused before anything is computed if it cannot be written."""
-    known_ending(out, PICTURES)
-    writable(out)
+    check_out(out, PICTURES)
     say(f"written: {figure().save(out)}")
 
 
-def pair_of(text: str, option: str) -> tuple[str, str]:
-    """Two words with a comma between them."""
-    words = [word.strip() for word in text.split(",")]
-    if len(words) != 2 or not all(words):
-        raise OptionError(f"{option} must be two words with a comma between them; got {text!r}")
-    return words[0], words[1]
-
-
-def evaluate_command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A folder with a model, a hub id, or verb-number; or the folder of a corpus, alone.",
-            show_default=False,
-        ),
-    ],
-    file: Annotated[
-        Path | None,
-        typer.Argument(
-            readable=False,
-            help="A .tsv file: a text a line, its label after a tab.",
-            show_default=False,
-        ),
-    ] = None,
-    methods: Annotated[
-        str, typer.Option(help="Which methods, with commas between them.")
-    ] = METHODS,
-    against: Annotated[
-        str, typer.Option(help="Which importance, with commas between them.")
-    ] = AGAINST,
-    layers: Annotated[
-        str,
-        typer.Option(
-            help="Which layers, with commas between them; all if not given.", show_default=False
-        ),
-    ] = "",
-    limit: Limit = None,
-    special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Correlate CLS, SEP and their like too.")
-    ] = False,
-    query: Annotated[
-        str, typer.Option(help="focal, max or mean over positions, or a position.")
-    ] = "focal",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Write .md, .csv or .json as well.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Measure how well methods rank the tokens of many texts: Spearman's correlation with blank-out and input gradients."""
-    if file is None:
-        if not (Path(model) / MANIFEST).is_file():
-            raise OptionError(
-                f"evaluate needs a model and a file of texts, or the folder of a corpus alone; got {model!r}"
-            )
-        if layers or query != "focal":
-            raise OptionError(
-                "a corpus is evaluated in the layers and at the position that it was computed for: leave out --layers, --query"
-            )
-        wanted = (
-            [] if methods == METHODS else listed(methods),
-            [] if against == AGAINST else listed(against),
-        )
-        evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
-        return
-    if out is not None:
-        known_ending(out, [".md", ".csv", ".json"])
-        writable(out)
-    chosen = layers_of(layers)
-    loaded = load(model)
-    report = evaluate(
-        loaded,
-        read_examples(file, loaded, limit),
-        methods=listed(methods),
-        against=listed(against),
-        layers=chosen,
-        limit=limit,
-        special_tokens=special_tokens,
-        query=name_or_number(query, "--query"),
-    )
-    if out is not None:
-        report.save(out)
-    print_markdown(report.to_markdown())
-    note_interruption(report)
-
-
-def evaluate_folder(
-    folder: Path,
-    methods: list[str],
-    against: list[str],
-    special_tokens: bool,
-    limit: int | None,
-    out: Path | None,
-    seed: int = 0,
-) -> None:
-    """Correlations from the scores that a corpus holds; of all that is stored where nothing is named."""
-    if out is not None:
-        known_ending(out, [".md", ".csv", ".json"])
-        writable(out)
-    report = evaluate_corpus(
-        folder,
-        methods=methods or None,
-        against=against or None,
-        special_tokens=special_tokens,
-        limit=limit,
-        seed=seed,
-    )
-    if out is not None:
-        report.save(out)
-    note_unfinished(folder)
-    print_markdown(report.to_markdown())
-
-
-# ---- what they share ------------------------------------------------------------------------------------------------------------
-
-
-def note_unfinished(folder: Path) -> None:
-    """Say so, if a corpus is not whole yet."""
-    status = corpus_status(folder)
-    if not status.finished:
-        say(
-            f"note: {folder} is not finished: {status.done:,} of {status.rows:,} rows so far",
-            err=True,
-        )
-
-
-def listed(text: str) -> list[str]:
-    """Names with commas between them."""
-    return text.replace(",", " ").split()
-
-
-def whole_number(text: str, option: str) -> int:
-    """A whole number of the command line; Python would refuse to read some thousand digits."""
-    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        got = (
-            repr(text)
-            if len(text) <= 40
-            else f"{text[:20]!r} and {len(text) - 20:,} more characters"
-        )
-        raise OptionError(f"{option} must be numbers like 1,6; got {got}")
-    return int(text)
-
-
-def whole_numbers(text: str, option: str) -> list[int]:
-    """Whole numbers with commas or spaces between them, like 0,7."""
-    return [whole_number(part, option) for part in listed(text)]
-
-
-def name_or_number(text: str, option: str) -> str | int:
-    """A whole number, if a text looks like one; else the text, a name that others know."""
-    looks = text.removeprefix("-").isdecimal()
-    return whole_number(text, option) if looks else text
-
-
-def layers_of(text: str) -> list[int] | None:
-    """Layers from a list like 1,6; None if there is none."""
-    return whole_numbers(text, "--layers") or None
-
-
-def stem_of(out: Path | None, name: str) -> Path:
-    """Where a table is written, without its endings; refused before anything is computed if it cannot be."""
+def find_stem(out: Path | None, name: str) -> Path:
+    """Where a table is written, without its endings; refused at once if it cannot be."""
     stem = (
         Path(name) if out is None else out.with_suffix("") if out.suffix in (".md", ".csv") else out
     )
@@ -494,8 +313,3 @@ def finish_table(table: "Table", stem: Path) -> None:
     note_interruption(table.report)
     seconds = ", ".join(f"{name} {took:.1f} s" for name, took in table.report.seconds.items())
     say(f"written: {', '.join(map(str, paths))}; time: {seconds}", err=True)
-
-
-def note_interruption(report: Report) -> None:
-    if len(report.examples) < report.asked:
-        say(f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from attnflow.analysis.evaluation import Report, evaluate, markdown
+from attnflow.analysis.evaluation import evaluate
 from attnflow.analysis.importance import REDUCTIONS, Importance, input_gradient
+from attnflow.analysis.report import Report
 from attnflow.core.files import write_csv, write_file
+from attnflow.core.tables import format_markdown
 from attnflow.errors import OptionError, RoundingWarning
 from attnflow.models.loading import BUNDLED, load
 from attnflow.models.model import Model
@@ -151,7 +153,7 @@ class Table:
                     f"{row[start]:.2f} ± {row[start + 1]:.2f}" for row in found if row[0] == method
                 ]
                 table.append([name, method, *values, str(examples or len(self.report.examples))])
-        lines += markdown(
+        lines += format_markdown(
             ["", "method", *(f"layer {layer}" for layer in self.printed.layers), "n"], table
         )
         interrupted = (
@@ -224,7 +226,7 @@ def verb_number_table(
     report = evaluate(
         loaded,
         [(each.text, each.label) for each in chosen],
-        against=against(loaded, printed, reduce),
+        against=choose_importance(printed, reduce),
         limit=limit,
     )
     source = (
@@ -255,7 +257,7 @@ def sentiment_table(
     printed = PRINTED["table3"]
     loaded = load(model)
     limit = printed.examples if limit is None else limit
-    yardstick = against(loaded, printed, reduce)
+    yardstick = choose_importance(printed, reduce)
     depth = getattr(loaded.model.config, "num_hidden_layers", 6)
     if depth < max(printed.layers):
         raise OptionError(
@@ -272,20 +274,19 @@ def sentiment_table(
     return Table(printed, report, data, command or command_line())
 
 
-def against(
-    model: Model, printed: Printed, reduce: str
-) -> dict[str, Callable[[tuple[str, str]], Importance] | None]:
-    """The table's importance, for `evaluate`; gradients reduced otherwise than by their length get a name that says so."""
+def choose_importance(
+    printed: Printed, reduce: str
+) -> dict[str, Callable[..., list[Importance]] | None]:
+    """The table's importance; gradients reduced otherwise than by their length say so by name."""
     if printed.against == "blank_out" or reduce == "norm":
         return {printed.against: None}
     if reduce not in REDUCTIONS:
         raise OptionError(f"unknown reduce {reduce!r}; choose from {', '.join(REDUCTIONS)}")
 
-    def score(example: tuple[str, str]) -> Importance:
+    def score(model: Model, inputs: list[str], target: list[int]) -> list[Importance]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RoundingWarning)  # the table's text says it
-            found: Importance = input_gradient(model, example[0], example[1], reduce=reduce)
-        return found
+            return input_gradient(model, inputs, target, reduce=reduce)
 
     return {f"input_gradient, {reduce}": score}
 

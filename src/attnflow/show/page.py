@@ -1,12 +1,14 @@
-"""One self-contained interactive HTML page from an `Explanation` or a `Generation`: its data beside our own script and style.
+"""One self-contained interactive HTML page from an `Explanation` or a `Generation`.
 
-The numbers travel as float16 in base64: 3 digits, which is what the page shows. Raw attention and rollout are computed in the page from
-the fused weights; flow and importance are given. All text reaches the page as JSON, and the document through `textContent` only.
+Its data stands beside our own script and style. Numbers travel as float16 in base64: 3 digits,
+which is what the page shows. Raw attention and rollout are computed in the page from the fused
+weights where these are attention; all other methods, and importance, are given. All text reaches
+the page as JSON, and the document through `textContent` only.
 """
 
 import base64
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -14,72 +16,106 @@ from typing import Any
 import numpy as np
 
 from attnflow.analysis.explanation import Explanation
-from attnflow.analysis.generation import Generation, is_common
+from attnflow.analysis.generation import Generation, PromptAttention
 from attnflow.core.attention import Attention
+from attnflow.core.custom import Choices, Method, read_methods
 from attnflow.core.files import dump_json
 from attnflow.core.graph import Array, AttentionGraph
-from attnflow.core.methods import MOSTLY, SATURATED, are_even
+from attnflow.core.methods import METHODS, raw, rollout
+from attnflow.core.requests import MOSTLY, are_even
+from attnflow.core.results import TokenAttention
+from attnflow.core.text import is_common
 from attnflow.notices import collect_notices
+from attnflow.show.colours import AGAINST, DARK_AGAINST, DARK_RAMP, RAMP
 
 GRAPH_BYTES = 64_000_000  # a larger graph is left out, as float16; 24 layers of 1,024 tokens fit
 HEAD_BYTES = 20_000_000  # the same for the weights of every head
+ROW_BYTES = 16_000_000  # ... and for the rows of one method, of which then one position is kept
 FRAME_BYTES = 20_000_000  # a larger page is not shown inside a notebook
-FLOW_TOKENS = 256  # up to so many positions a generation's page has flow, which takes seconds there
+LONG = 256  # positions above which a generation's page leaves out what takes seconds there
 HEIGHT = 900  # pixels of the frame in a notebook
+COMPUTED: dict[Method, str] = {raw: "raw", rollout: "rollout"}  # what the page computes by itself
+# what the page calls a method or an importance, and what it says of it
+TITLES = {
+    "raw": (
+        "Raw",
+        "What this position reads from the layer below, by the model's own weights.",
+    ),
+    "rollout": (
+        "Rollout",
+        "Attention rollout: the share of each input token that arrives here, over all paths.",
+    ),
+    "flow": (
+        "Flow",
+        "Attention flow: the most that could travel between here and each input token, over all"
+        " paths together.",
+    ),
+    "blank_out": (
+        "Blank-out",
+        "How much the probability falls when the token is blanked out.",
+    ),
+    "input_gradient": (
+        "Input gradient",
+        "How steeply the probability changes with the token's embedding.",
+    ),
+}
+COLOURS = {
+    "light": RAMP,
+    "dark": DARK_RAMP,
+    "lightAgainst": AGAINST,
+    "darkAgainst": DARK_AGAINST,
+}
 
 Data = dict[str, Any]
 
 
 def explanation_page(explanation: Explanation) -> str:
-    """The page of one explanation: coloured tokens by every method, the layered graph, the heat map, the tables.
+    """The page of one explanation: coloured tokens by every method, graph, heat map, tables.
 
     >>> from attnflow import explain
     >>> explanation_page(explain("the key to the cabinets"))[:15]
     '<!doctype html>'
     """
-    attention = explanation.attention
-    graph = attention.graph(residual=explanation.residual)
-    packed, notes = packed_weights(attention, graph)
-    rows = {"flow": given_rows(explanation.flow.values, explanation.flow.positions)}
-    if "weights" not in packed:
-        for name in ("raw", "rollout"):
-            result = explanation.methods[name]
-            values = np.stack([result.at(explanation.position, layer) for layer in result.layers])[
-                :, None
-            ]
-            rows[name] = given_rows(values, [explanation.position])
+    graph = explanation.graph
+    packed, notes = pack_weights(explanation.attention, graph)
+    methods = [
+        describe_result(
+            name, result, explanation.position, explanation.functions.get(name), graph, packed
+        )
+        for name, result in explanation.results.items()
+    ]
+    normalize = next((result.normalize for result in explanation.results.values()), None)
     data: Data = {
         "kind": "explanation",
         "text": " ‖ ".join(explanation.texts),
         "model": explanation.model,
         "prediction": explanation.prediction,
         "position": explanation.position,
-        "normalize": explanation.rollout.normalize,
-        "rows": rows,
-        "saturated": None
-        if explanation.flow.saturated is None
-        else mostly(explanation.flow.saturated),
-        "spread": rounded_rows(explanation.flow.spread),
-        "even": flags(are_even(explanation.flow.spread, explanation.flow.visible_keys)),
+        "normalize": normalize,
+        "methods": methods,
         "importance": [
             {
                 "name": name,
-                "target": each.target,
-                "probability": each.probability,
-                "signed": each.signed,
-                "values": rounded(each.values),
+                **describe_name(name),
+                "target": importance.target,
+                "probability": importance.probability,
+                "signed": importance.signed,
+                "values": round_numbers(importance.values),
             }
-            for name, each in explanation.importance.items()
+            for name, importance in explanation.importance.items()
         ],
         "notes": notes,
+        "source": str(explanation.source),
         **packed,
-        **described(explanation.tokens, explanation.special, graph),
+        **describe_tokens(explanation.tokens, explanation.special, graph),
     }
-    return assembled(data)
+    return fill_template(data)
 
 
-def generation_page(generation: Generation) -> str:
-    """The page of one generation: a click on a generated token colours the prompt with its row of M[generated, prompt, layer].
+def generation_page(generation: Generation, *, methods: Choices | None = None) -> str:
+    """The page of one generation: a generated token colours the prompt with its row of M.
+
+    methods: those to show, by name or as {name: function}; all of attnflow's if None.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> from attnflow import generate
@@ -88,64 +124,105 @@ def generation_page(generation: Generation) -> str:
     '<!doctype html>'
     """
     graph = generation.attention.graph()
-    packed, notes = packed_weights(generation.attention, graph)
-    results = {"raw": generation.raw(), "rollout": generation.rollout()}
-    saturated, spread, even = None, None, None
-    if graph.size <= FLOW_TOKENS:
+    packed, notes = pack_weights(generation.attention, graph)
+    functions = read_methods(tuple(METHODS) if methods is None else methods)
+    shown = []
+    for name, function in functions.items():
+        if methods is None and graph.size > LONG and function not in COMPUTED:
+            notes.append(
+                f"{describe_name(name)['title']} is left out of this page above {LONG} tokens;"
+                f" generation.{name}() computes it."
+            )
+            continue
         with collect_notices():  # the page says so itself, where it is so
-            flows = results["flow"] = generation.flow()
-        sums = graph.edges[0].sum(axis=0)[: generation.size, None]  # [prompt, 1]
-        at_bound = flows.values >= np.minimum(1.0, sums) - SATURATED  # [generated, prompt, layer]
-        saturated = mostly(at_bound.transpose(2, 0, 1))
-        spread = rounded_rows(flows.spread.T)
-        even = flags(are_even(flows.spread.T, generation.size))
-    else:
-        notes.append(
-            f"Flow is left out of this page above {FLOW_TOKENS} tokens;"
-            " generation.flow() computes it."
-        )
-    positions = range(generation.size - 1, graph.size)
+            shown.append(describe_prompt_attention(generation.by({name: function}), generation))
     tokens = (*generation.prompt, *generation.tokens)
     data: Data = {
         "kind": "generation",
         "text": generation.text,
         "prompt": generation.size,
         "position": generation.size - 1,
-        "probabilities": rounded(generation.probabilities),
+        "probabilities": round_numbers(generation.probabilities),
         "normalize": None,
-        "rows": {
-            name: given_rows(result.values.transpose(2, 0, 1), positions)
-            for name, result in results.items()
-        },
-        "saturated": saturated,
-        "spread": spread,
-        "even": even,
+        "methods": shown,
         "importance": [],
         "notes": notes,
+        "source": str(graph.source),
         **packed,
-        **described(tokens, [token in generation.special for token in tokens], graph),
+        **describe_tokens(tokens, [token in generation.special for token in tokens], graph),
     }
-    return assembled(data)
+    return fill_template(data)
 
 
 def framed(page: str) -> str:
-    """The page inside a frame, for a notebook: its styles and ours do not mix, and its scripts reach nothing outside.
+    """The page inside a frame, for a notebook: its styles and ours do not mix.
+
+    Its scripts reach nothing outside.
 
     >>> framed("<p>hello</p>")[:31]
     '<iframe title="attnflow" srcdoc'
     """
     if len(page) > FRAME_BYTES:
         size = f"{len(page) / 1e6:.0f} MB"
-        return f"<p>This page has {size}, too much for a notebook: write it with <code>.save('page.html')</code> and open that file.</p>"
+        return (
+            f"<p>This page has {size}, too much for a notebook: write it with"
+            " <code>.save('page.html')</code> and open that file.</p>"
+        )
     style = f"width:100%;height:{HEIGHT}px;border:0"
-    sandbox = "allow-scripts allow-downloads"
-    return f'<iframe title="attnflow" srcdoc="{html.escape(page)}" sandbox="{sandbox}" style="{style}"></iframe>'
+    attributes = f'sandbox="allow-scripts allow-downloads" style="{style}"'
+    return f'<iframe title="attnflow" srcdoc="{html.escape(page)}" {attributes}></iframe>'
 
 
-# ---- the data -----------------------------------------------------------------------------------------------------------------
+# ---- the methods ----------------------------------------------------------------------------------
 
 
-def pack(array: Array) -> Data:
+def describe_name(name: str) -> Data:
+    """What the page calls a method or an importance, and what it says of it."""
+    title, meaning = TITLES.get(name, (name, ""))
+    return {"title": title, "meaning": meaning}
+
+
+def describe_result(
+    name: str,
+    result: TokenAttention,
+    position: int,
+    function: Method | None,
+    graph: AttentionGraph,
+    packed: Mapping[str, Any],
+) -> Data:
+    """One method of an explanation: what it is called, and the rows that the page cannot compute."""
+    data: Data = {"name": name, **describe_name(name)}
+    kind = COMPUTED.get(function) if function is not None else None
+    if kind is not None and "weights" in packed and graph.residual is not None:
+        return data | {"computed": kind}
+    many = 2 * result.values.size > ROW_BYTES or (kind is not None and "weights" not in packed)
+    place = result.positions.index(position)
+    shown = slice(place, place + 1) if many else slice(None)
+    data["rows"] = pack_rows(result.values[:, shown], result.positions[shown])
+    if result.saturated is not None:
+        spread, keys = result.spread[:, shown], result.visible_keys[:, shown]
+        data["saturated"] = flag_saturated(result.saturated[:, shown])
+        data["spread"] = [round_numbers(row) for row in spread.tolist()]
+        data["even"] = pack_flags(are_even(spread, keys))
+    return data
+
+
+def describe_prompt_attention(result: PromptAttention, generation: Generation) -> Data:
+    """One method of a generation, all of whose rows are given."""
+    data: Data = {"name": result.method, **describe_name(result.method)}
+    data["rows"] = pack_rows(result.values.transpose(2, 0, 1), generation.positions)
+    if result.saturated is not None:
+        spread = result.spread.T  # [layer, generated]
+        data["saturated"] = flag_saturated(result.saturated.transpose(2, 0, 1))
+        data["spread"] = [round_numbers(row) for row in spread.tolist()]
+        data["even"] = pack_flags(are_even(spread, generation.size))
+    return data
+
+
+# ---- the data -------------------------------------------------------------------------------------
+
+
+def pack_array(array: Array) -> Data:
     """An array as base64 of float16, little endian, with its shape."""
     return {
         "shape": list(array.shape),
@@ -153,86 +230,100 @@ def pack(array: Array) -> Data:
     }
 
 
-def given_rows(values: Array, positions: Iterable[int]) -> Data:
+def pack_rows(values: Array, positions: Iterable[int]) -> Data:
     """Rows that the page does not compute: values [layer, query, key], of these positions."""
-    return {"positions": list(positions), "values": pack(values)}
+    return {"positions": list(positions), "values": pack_array(values)}
 
 
-def rounded(values: Iterable[float]) -> list[float]:
+def round_numbers(values: Iterable[float]) -> list[float]:
     """Plain numbers of 5 digits: importance may be too small, or too large, for float16."""
     return [float(f"{value:.4e}") for value in values]
 
 
-def rounded_rows(values: Array) -> list[list[float]]:
-    """[layer, query] as plain numbers."""
-    return [rounded(row) for row in values.tolist()]
-
-
-def flags(values: Array) -> list[list[int]]:
+def pack_flags(values: Array) -> list[list[int]]:
     """[layer, query] as 0 and 1."""
-    return [[int(each) for each in row] for row in values]
+    return [[int(flag) for flag in row] for row in values]
 
 
-def mostly(saturated: Array) -> list[list[int]]:
-    """[layer, query]: 1 where so much of a row [layer, query, key] is saturated that it says nothing about its source."""
-    return [[int(share > MOSTLY) for share in layer] for layer in saturated.mean(axis=-1).tolist()]
+def flag_saturated(saturated: Array) -> list[list[int]]:
+    """[layer, query]: 1 where so much of a row [layer, query, key] sits at its bound.
+
+    Such a row says nothing about its source.
+    """
+    return pack_flags(saturated.mean(axis=-1) > MOSTLY)
 
 
-def packed_weights(attention: Attention, graph: AttentionGraph) -> tuple[Data, list[str]]:
-    """The fused weights and those of every head, as far as they fit, and what to say where they do not."""
+def pack_weights(attention: Attention | None, graph: AttentionGraph) -> tuple[Data, list[str]]:
+    """The fused weights, or edges, and the weights of every head, as far as they fit; and notes.
+
+    Edges with the residual inside are divided by their largest row sum: the page draws shares.
+    """
     packed: Data = {}
     notes = []
     if 2 * graph.weights.size <= GRAPH_BYTES:
-        packed["weights"] = pack(graph.weights)
+        inside = graph.residual is None
+        scale = float(graph.weights.sum(axis=-1).max()) or 1.0 if inside else 1.0
+        packed["weights"] = pack_array(graph.weights / scale if inside else graph.weights)
     else:
         notes.append(
-            f"The graph of {graph.depth} layers and {graph.size:,} tokens is too large for a page; only the rows asked for are here."
+            f"The graph of {graph.depth} layers and {graph.size:,} tokens is too large for a page;"
+            " only the rows asked for are here."
         )
-    if attention.heads > 1 and 2 * attention.weights.size <= HEAD_BYTES:
-        packed["heads"] = pack(attention.weights)
-    elif attention.heads > 1:
+    if attention is None or attention.heads == 1 or attention.depth != graph.depth:
+        return packed, notes
+    if 2 * attention.weights.size <= HEAD_BYTES:
+        packed["heads"] = pack_array(attention.weights)
+    else:
         notes.append(
-            f"The weights of all {attention.heads} heads are too large for a page; their mean is shown."
+            f"The weights of all {attention.heads} heads are too large for a page;"
+            " their mean is shown."
         )
     return packed, notes
 
 
-def described(tokens: Iterable[str], special: Iterable[bool], graph: AttentionGraph) -> Data:
+def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: AttentionGraph) -> Data:
     """What the tokens and the layers are."""
     names = list(tokens)
     return {
         "tokens": names,
-        "special": [int(each) for each in special],
+        "special": [int(mark) for mark in special],
         "common": [int(is_common(token)) for token in names],
+        "removed": list(graph.removed),
         "depth": graph.depth,
         "size": graph.size,
         "residual": graph.residual,
         "causal": graph.causal,
         "window": list(graph.window),
         "layers": None if graph.layer_names is None else list(graph.layer_names),
+        "colours": COLOURS,
     }
 
 
-# ---- the file -----------------------------------------------------------------------------------------------------------------
+# ---- the file -------------------------------------------------------------------------------------
 
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
-def as_json(data: Data) -> str:
-    """JSON that can stand inside a script element: nothing in it can end the element or start a comment."""
+def encode_json(data: Data) -> str:
+    """JSON that can stand inside a script element: it cannot end the element or start a comment."""
     return dump_json(data, separators=(",", ":")).translate(UNSAFE)
 
 
 @cache
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """One of the files that make the page."""
     return (files("attnflow.show") / "page_assets" / name).read_text(encoding="utf-8")
 
 
-def assembled(data: Data) -> str:
-    """The template with style, script and data in it; the data is put in last, so nothing in it is taken for a place to fill."""
+def fill_template(data: Data) -> str:
+    """The template with style, script and data in it.
+
+    The data is put in last, so that nothing in it is taken for a place to fill.
+    """
     page = (
-        asset("page.html").replace("{{css}}", asset("page.css")).replace("{{js}}", asset("page.js"))
+        read_asset("page.html")
+        .replace("{{css}}", read_asset("page.css"))
+        .replace("{{js}}", read_asset("page.js"))
     )
     before, after = page.split("{{data}}")
-    return f"{before}{as_json(data)}{after}"
+    return f"{before}{encode_json(data)}{after}"

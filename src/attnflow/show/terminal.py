@@ -10,10 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from attnflow.analysis.explanation import Explanation
-from attnflow.core.methods import are_even
+from attnflow.core.requests import are_even
 from attnflow.core.results import TokenAttention
+from attnflow.core.text import show_token
 from attnflow.errors import printable
 from attnflow.notices import collect_notices
+from attnflow.show.colours import AGAINST, MARKS, RAMP
 
 
 def print_table(console: Console, results: list[TokenAttention]) -> None:
@@ -42,26 +44,6 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
         console.print(Text("* at the bound that is the same for every source", style="dim"))
 
 
-# the colours of the page and of the figures' heat maps (ColorBrewer's Blues), each with a mark for a terminal without colour
-SHADES = [
-    (" ", ""),
-    ("░", "#000000 on #deebf7"),
-    ("▒", "#000000 on #9ecae1"),
-    ("▓", "#000000 on #4292c6"),
-    ("█", "#ffffff on #08519c"),
-]
-ASCII = {" ": " ", "░": ".", "▒": ":", "▓": "+", "█": "#"}
-
-
-AGAINST = [
-    "",
-    "#000000 on #fee6ce",
-    "#000000 on #fdae6b",
-    "#000000 on #f16913",
-    "#ffffff on #a63603",
-]
-
-
 def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
     """The tokens in a row, from none to strong by their share of the largest value.
 
@@ -71,9 +53,8 @@ def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float])
     largest = max(map(abs, values), default=0.0)
     for token, value in zip(tokens, values, strict=True):
         share = abs(value) / largest if largest > 0 else 0.0
-        step = min(len(SHADES) - 1, int(len(SHADES) * share))
-        text = printable(token).replace("Ġ", "").replace("▁", "")
-        strip.append_text(shaded(console, text, step, against=value < 0)).append(" ")
+        step = min(len(MARKS) - 1, int(len(MARKS) * share))
+        strip.append_text(shade(console, show_token(token), step, against=value < 0)).append(" ")
     return strip
 
 
@@ -136,30 +117,30 @@ def print_explanation(
     console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
 ) -> None:
     """The prediction, then a strip of tokens per method and importance, its strongest at the end."""
-    shown = max(explanation.raw.layers) if layer is None else layer
+    shown = explanation.graph.depth if layer is None else layer
     scores = explanation.scores(shown, by_word=by_word)
     for text in explanation.texts:
         console.print(Text(printable(text), style="bold"))
     if explanation.prediction is not None:
         label, probability = explanation.prediction
         console.print(Text(f"{printable(label)}, with probability {probability:.3f}"))
-    token = printable(explanation.tokens[explanation.position])
+    token = show_token(explanation.tokens[explanation.position])
     where = f"position {explanation.position}, {token}, of layer {shown}"
     console.print(Text(f"what {where} looks at:", style="dim"))
-    width = max(map(len, scores))
+    width = max(map(len, scores), default=0)
     for name, (tokens, values) in scores.items():
         if name in explanation.importance and name == next(iter(explanation.importance)):
             print_target(console, explanation)
         strip = Text(describe_even(explanation, name, shown, by_word), style="dim")
         if not strip.plain:
             best = int(abs(values).argmax())
-            strongest = Text(f" {printable(tokens[best])} {values[best]:.3f}", style="dim")
+            strongest = Text(f" {show_token(tokens[best])} {values[best]:.3f}", style="dim")
             strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
         table = Table.grid(padding=(0, 2))
         table.add_row(Text(printable(name).replace("_", " ").ljust(width)), strip)
         console.print(table)
     signed = any(each.signed for each in explanation.importance.values())
-    console.print(scale(console, width, signed=signed))
+    console.print(describe_scale(console, width, signed=signed))
 
 
 def print_target(console: Console, explanation: Explanation) -> None:
@@ -170,31 +151,33 @@ def print_target(console: Console, explanation: Explanation) -> None:
 
 
 def describe_even(explanation: Explanation, name: str, layer: int, by_word: bool) -> str:
-    """Why a strip of flow would show nothing; empty if it shows something."""
-    if name != "flow" or layer < 2:
+    """Why a strip would show nothing; empty if it shows something."""
+    if name not in explanation.results or layer < 2:
         return ""
-    row = explanation.row("flow", layer, by_word=by_word)
-    if not are_even(row.spread, row.visible_keys).any():
+    row = explanation.row(name, layer, by_word=by_word)
+    if row.saturated is None or not are_even(row.spread, row.visible_keys).any():
         return ""
     spread = float(row.spread[0, 0])
     return f"hardly differs between tokens here (spread {spread:.2g}): it says nothing"
 
 
-def scale(console: Console, indent: int, *, signed: bool = False) -> Text:
+def describe_scale(console: Console, indent: int, *, signed: bool = False) -> Text:
     """What the marks and colours mean."""
     text = Text(f"{'':>{indent}}  ").append("share of the largest: ", style="dim")
-    for place in range(len(SHADES)):
-        text.append_text(shaded(console, f"{100 * place // len(SHADES)}%", place)).append(" ")
+    for place in range(len(MARKS)):
+        text.append_text(shade(console, f"{100 * place // len(MARKS)}%", place)).append(" ")
     if signed:
         text.append("  against: ", style="dim")
-        text.append_text(shaded(console, "80%", len(SHADES) - 1, against=True))
+        text.append_text(shade(console, "80%", len(MARKS) - 1, against=True))
     return text
 
 
-def shaded(console: Console, text: str, step: int, *, against: bool = False) -> Text:
+def shade(console: Console, text: str, step: int, *, against: bool = False) -> Text:
     """A text in its colour, or followed by its mark on a terminal without colour."""
-    mark, style = SHADES[step]
+    mark = MARKS[step]
     if console.color_system is not None and not console.no_color:
-        return Text(f" {text} ", style=AGAINST[step] if against else style)
-    mark = mark if console.encoding.lower().startswith("utf") else ASCII[mark]
-    return Text(f"{'-' if against and step else ''}{text}{mark}")
+        ramp = AGAINST if against else RAMP
+        style = "" if mark.place is None else f"{mark.ink} on {ramp[mark.place]}"
+        return Text(f" {text} ", style=style)
+    sign = mark.sign if console.encoding.lower().startswith("utf") else mark.ascii
+    return Text(f"{'-' if against and step else ''}{text}{sign}")

@@ -30,40 +30,40 @@ function renormalised(values, width) {
   return values;
 }
 
-const { size, depth, residual, tokens } = data;
+const { size, depth, tokens } = data;
+const isInside = data.residual === null; // edges of any sum, the residual inside: shares are drawn
+const residual = data.residual ?? 0;
+const removed = new Set(data.removed); // positions that the graph was made without
 const isGeneration = data.kind === "generation";
 const keys = isGeneration ? data.prompt : size; // the tokens that get a number
-const weights = data.weights ? renormalised(unpack(data.weights), size) : null; // [layer, query, key]
+const weights = data.weights && (isInside ? unpack(data.weights) : renormalised(unpack(data.weights), size)); // [layer, query, key]
 let headWeights = null; // [layer, head, query, key], unpacked when asked for
 const heads = data.heads ? data.heads.shape[1] : 0;
-const given = {}; // by method: rows that were computed already
-for (const [method, rows] of Object.entries(data.rows)) {
-  given[method] = { values: unpack(rows.values), width: rows.values.shape[2], places: new Map(rows.positions.map((p, i) => [p, i])) };
+const infos = new Map(data.methods.map((each) => [each.name, each])); // what is known of each method
+for (const each of data.methods) if (each.rows) { // computed already
+  const { values, positions } = each.rows;
+  each.rows = { values: unpack(values), width: values.shape[2], places: new Map(positions.map((p, i) => [p, i])) };
 }
-data.weights = data.rows = null;
+data.weights = null;
 
 const MANY = 64; // tokens above which tables are cut and flow is given for one position
 const TABLE_ROWS = 50;
-const METHODS = {
-  raw: ["Raw", "What this position reads from the layer below, by the model's own weights."],
-  rollout: ["Rollout", "Attention rollout: the share of each input token that arrives here, over all paths."],
-  flow: ["Flow", "Attention flow: the most that could travel between here and each input token, over all paths together."],
-  blank_out: ["Blank-out", "How much the probability falls when the token is blanked out."],
-  input_gradient: ["Input gradient", "How steeply the probability changes with the token's embedding."],
-  all: ["Side by side", "Every method at this position, each coloured from 0 to its own largest number."],
-};
 const NORMALISED = {
   sum: "Rows of token attention sum to 1.",
   receptive_field: "Token attention is relative to what attention without preference would give (receptive field); lines in the graph are plain rollout.",
   none: "Token attention is not normalised: flow is the maximum flow itself.",
 };
+const isRaw = (method) => method === "raw"; // looks one layer down, and at one head if asked
 const importance = new Map(data.importance.map((each) => [each.name, each]));
-const methods = ["raw", "rollout", "flow"].filter((name) => weights ? name !== "flow" || given.flow : given[name]);
-methods.push(...importance.keys());
-const label = (method) => (METHODS[method] ?? [method])[0];
+const methods = [...infos.keys(), ...importance.keys()];
+const SIDE = { title: "Side by side", meaning: "Every method at this position, each coloured from 0 to its own largest number." };
+const about = (method) => (method === "all" ? SIDE : infos.get(method) ?? importance.get(method));
+const label = (method) => about(method).title;
 const allFinite = (row) => Array.prototype.every.call(row, Number.isFinite);
-/** Whether flow at a node hardly differs between tokens, so that colours would show what is not there. */
-const isEven = (method, { layer, position }) => method === "flow" && Boolean(data.even?.[layer - 1]?.[given.flow?.places.get(position)]) && layer > 1;
+/** What is known of the row of a method at a node: [layer][place] of a list that it may have. */
+const fact = (method, list, { layer, position }) => infos.get(method)?.[list]?.[layer - 1]?.[infos.get(method).rows.places.get(position)];
+/** Whether a method at a node hardly differs between tokens, so that colours would show what is not there. */
+const isEven = (method, node) => node.layer > 1 && Boolean(fact(method, "even", node));
 
 // ---- token attention: pure functions of the data ---------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ function stepDown(mass, layer) {
     for (let key = 0; key < end; key++) below[key] += share * weights[row + key];
     below[query] += residual * amount;
   }
-  return below;
+  return isInside ? renormalised(below, size) : below;
 }
 
 /** The same if every query spread evenly over the keys that it may see. */
@@ -128,13 +128,14 @@ const rowOf = remembered(400, (...node) => {
 
 function numbersOf(method, layer, position, head) {
   if (importance.has(method)) return importance.get(method).values;
-  const rows = given[method], place = rows?.places.get(position);
+  const { rows, computed } = infos.get(method), place = rows?.places.get(position);
   if (place !== undefined && head === null) {
     const start = ((layer - 1) * rows.places.size + place) * rows.width;
     return rows.values.subarray(start, start + rows.width);
   }
-  if (!weights || method === "flow") return null;
-  return (method === "raw" ? rawRow(layer, position, head) : rollout(layer, position)).subarray(0, keys);
+  if (!weights || removed.has(position)) return null;
+  if (computed === "rollout") return rollout(layer, position).subarray(0, keys);
+  return computed === "raw" || (isRaw(method) && head !== null) ? rawRow(layer, position, head).subarray(0, keys) : null;
 }
 
 /** The function with its last results kept, by its arguments. */
@@ -180,7 +181,7 @@ function pathsOf(mass, layer, bottom, widest) {
 /** One row of the graph: the weights with the residual; for raw attention the weights alone. */
 function edgeRow(layer, query) {
   const row = rawRow(layer, query, headShown()).slice();
-  if (state.method === "raw") return row;
+  if (isRaw(state.method)) return row;
   for (let key = 0; key < size; key++) row[key] *= 1 - residual;
   row[query] += residual;
   return row;
@@ -236,13 +237,7 @@ const number = (value, most = 1) => (most !== 0 && (most < 5e-5 || most >= 1e4)
   : value.toFixed(most >= 0.05 || most === 0 ? 3 : most >= 0.005 ? 4 : most >= 0.0005 ? 5 : 6));
 const chance = (probability) => (probability >= 0.9995 && probability < 1 ? "above 0.999" : number(probability));
 
-const RAMPS = {
-  light: ["f7fbff", "deebf7", "c6dbef", "9ecae1", "6baed6", "4292c6", "2171b5", "08519c", "08306b"],
-  dark: ["13202d", "14304c", "1a4a78", "2065a5", "2f7fc0", "4f9bd3", "7fb8e0", "b3d6ee", "deebf7"],
-  // against the target: orange, which no kind of colour blindness takes for blue
-  lightAgainst: ["fff5eb", "fee6ce", "fdd0a2", "fdae6b", "fd8d3c", "f16913", "d94801", "a63603", "7f2704"],
-  darkAgainst: ["2a1d12", "4a2a10", "733c0e", "9c4f0f", "c4651a", "e08236", "f0a364", "f8c79a", "fee6ce"],
-};
+const RAMPS = data.colours; // orange is against the target: no kind of colour blindness takes it for blue
 const INKS = {
   light: { paper: "#ffffff", ink: "#1b2430", muted: "#55606e", faint: "#d9e0e7", accent: "#1c64a8" },
   dark: { paper: "#11161c", ink: "#e4eaf1", muted: "#a3b0be", faint: "#2b3642", accent: "#7db8ea" },
@@ -253,7 +248,7 @@ const theme = () => state.theme ?? (darkMedia.matches ? "dark" : "light");
 /** 64 colours of the scale, each with the text colour, black or white, that stands out more. */
 const scaleOf = remembered(4, (name) => Array.from({ length: 64 }, (_, i) => {
   const stops = RAMPS[name], at = (i / 63) * (stops.length - 1), low = Math.min(stops.length - 2, Math.floor(at));
-  const part = (stop, place) => parseInt(stops[stop].slice(2 * place, 2 * place + 2), 16);
+  const part = (stop, place) => parseInt(stops[stop].slice(2 * place + 1, 2 * place + 3), 16);
   const rgb = [0, 1, 2].map((place) => Math.round(part(low, place) + (at - low) * (part(low + 1, place) - part(low, place))));
   const linear = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
@@ -264,7 +259,7 @@ const shade = (share) => scaleOf(theme() + (share < 0 ? "Against" : ""))[Math.mi
 // ---- state -----------------------------------------------------------------------------------------------------------
 
 const state = {
-  method: methods.includes("rollout") ? "rollout" : methods[0],
+  method: infos.has("rollout") ? "rollout" : methods[0],
   layer: depth, position: data.position, head: null,
   common: true, special: true, // whether such tokens are coloured
   pinned: false, home: null, // where Escape leads back to
@@ -277,10 +272,10 @@ const current = () => ({ layer: state.layer, position: state.position });
 const focus = () => (state.pinned ? current() : state.hover ?? current());
 const isOff = (key) => (!state.common && data.common[key]) || (!state.special && data.special[key]);
 const isOn = (key) => !isOff(key);
-const headShown = () => (state.method === "raw" ? state.head : null); // one head is looked at on its own tab only
-const focusRow = (method, node) => rowOf(method, node.layer, node.position, method === "raw" ? headShown() : null);
-const titled = (method) => label(method) + (method === "raw" && headShown() !== null ? ` (head ${headShown()})` : "");
-const mainMethod = () => (state.method === "all" ? "rollout" : state.method);
+const headShown = () => (isRaw(state.method) ? state.head : null); // one head is looked at on its own tab only
+const focusRow = (method, node) => rowOf(method, node.layer, node.position, isRaw(method) ? headShown() : null);
+const titled = (method) => label(method) + (isRaw(method) && headShown() !== null ? ` (head ${headShown()})` : "");
+const mainMethod = () => (state.method !== "all" ? state.method : infos.has("rollout") ? "rollout" : methods[0]);
 
 /** The largest number of a row, whatever its sign, among the tokens that are on. */
 function mostOf(row) {
@@ -371,28 +366,29 @@ function paintTitle(node) {
   byId("least").parentElement.hidden = isEven(state.method, node);
   const sides = each?.signed ? " Blue tokens speak for it, orange ones against it." : "";
   const watched = each ? ` Watched: ${isolated(visible(each.target))}, probability ${chance(each.probability)}.${sides}` : "";
-  byId("meaning").textContent = (METHODS[state.method] ?? ["", ""])[1] + watched;
+  byId("meaning").textContent = about(state.method).meaning + watched;
   const note = noteOf(node);
   byId("note").hidden = !note;
   if (byId("note").textContent !== note) byId("note").textContent = note;
 }
 
-/** What has to be said about flow at a node. */
-function noteOf({ layer, position }) {
-  const unsound = (state.method === "all" ? methods : [state.method]).find((method) => { const row = numbersOf(method, layer, position, headShown()); return row && !allFinite(row); });
+/** What has to be said about a method at a node. */
+function noteOf(node) {
+  const { layer, position } = node, shown = state.method === "all" ? methods : [state.method];
+  const unsound = shown.find((method) => { const row = numbersOf(method, layer, position, headShown()); return row && !allFinite(row); });
   if (unsound) return `${label(unsound)} cannot be drawn here: some of its numbers are not finite.`;
-  if (!rowOf(mainMethod(), layer, position, null) && mainMethod() !== "flow") return `This page has numbers for position ${data.position} only.`;
-  if ((state.method !== "flow" && state.method !== "all") || !given.flow) return "";
-  const place = given.flow.places.get(position);
-  if (place === undefined) return isGeneration
-    ? "Flow is given for the positions that predicted a generated token."
-    : `Flow is given for position ${data.position} ${quoted(data.position)} only: this text has more than ${MANY} tokens.`;
-  if (isEven("flow", { layer, position })) {
-    const by = number(data.spread[layer - 1][place], data.spread[layer - 1][place]);
-    return `Flow hardly differs between tokens here (spread ${by}, where 0 is even and 1 is all on one token), so it is not coloured: it says nothing. Look at a lower layer or at rollout.`;
+  if (removed.has(position)) return `Position ${position} ${quoted(position)} was taken out of the graph.`;
+  const missing = shown.find((method) => !rowOf(method, layer, position, null));
+  if (missing) return isGeneration
+    ? `${label(missing)} is given for the positions that predicted a generated token.`
+    : `${label(missing)} is given for position ${data.position} ${quoted(data.position)} only: this text has more than ${MANY} tokens.`;
+  const even = shown.find((method) => isEven(method, node));
+  if (even) {
+    const spread = fact(even, "spread", node), by = number(spread, spread);
+    return `${label(even)} hardly differs between tokens here (spread ${by}, where 0 is even and 1 is all on one token), so it is not coloured: it says nothing. Look at a lower layer or at rollout.`;
   }
-  if (!data.saturated?.[layer - 1][place]) return "";
-  return "Flow is at the bound that is the same for every source here: it says nothing about this position. Look at a lower layer or at rollout.";
+  const full = shown.find((method) => fact(method, "saturated", node));
+  return full ? `${label(full)} is at the bound that is the same for every source here: it says nothing about this position. Look at a lower layer or at rollout.` : "";
 }
 
 // ---- pens: one drawing, on canvas or as SVG -------------------------------------------------------------------------------
@@ -515,19 +511,19 @@ function drawResting(pen, { x, step }, y) {
 /** What a node reads, down to the input. */
 function drawLit(pen, columns, y, node) {
   const { ink, muted, accent } = INKS[theme()], { x, step } = columns;
-  const isRaw = state.method === "raw", spacious = isSpacious(step), radius = radiusFor(step), bar = shade(0.6).fill;
+  const oneDown = isRaw(state.method), spacious = isSpacious(step), radius = radiusFor(step), bar = shade(0.6).fill;
   for (let layer = 0; layer <= depth; layer++) {
     const isHere = layer === node.layer, name = layer === 0 ? "input" : shortened(layerPhrase(layer), ROW_NAME);
     pen.text(LEFT - 14, y(layer) + 4, name, isHere ? ink : muted, "end", 0, isHere ? 600 : 400);
   }
-  const bottom = isRaw ? node.layer - 1 : 0;
-  const mass = isRaw ? rawMasses(node) : massesOf(node.layer, node.position);
+  const bottom = oneDown ? node.layer - 1 : 0;
+  const mass = oneDown ? rawMasses(node) : massesOf(node.layer, node.position);
   for (const [layer, query, key, weight] of pathsOf(mass, node.layer, bottom, spacious ? 10 : 14)) {
     pen.curve(x(query), y(layer), x(key), y(layer - 1), accent, 0.6 + 7 * Math.sqrt(weight) * (spacious ? 1 : 0.6), 0.25 + 0.6 * Math.sqrt(weight));
   }
   const row = focusRow(mainMethod(), node);
   for (let layer = bottom; layer < node.layer; layer++) {
-    const isInput = layer === 0 && !isRaw, values = isInput ? row ?? [] : mass[layer], most = isInput ? mostOf(values) : Math.max(...values);
+    const isInput = layer === 0 && !oneDown, values = isInput ? row ?? [] : mass[layer], most = isInput ? mostOf(values) : Math.max(...values);
     if (!(most > 0)) continue;
     for (let p = 0; p < values.length; p++) {
       const share = values[p] / most, high = Math.sqrt(Math.abs(share)) * 0.7 * columns.gap;
@@ -709,11 +705,11 @@ function paint() {
   byId("layer").setAttribute("aria-valuetext", layerPhrase(state.layer));
   byId("layer").disabled = importance.has(state.method);
   byId("position").value = state.position;
-  byId("head-field").hidden = !heads || state.method !== "raw";
+  byId("head-field").hidden = !heads || !isRaw(state.method);
   byId("rows-field").hidden = !isGeneration || state.method === "all";
-  byId("graph-caption").textContent = state.method === "raw"
+  byId("graph-caption").textContent = isRaw(state.method)
     ? "Lines: the weights by which the node reads the layer below. Hover a node for its numbers; a click pins it; arrow keys move."
-    : `Lines: how much of the node's rollout takes each edge${state.method === "flow" ? "; the input shows its flow" : ""}. Hover a node for its numbers; a click pins it; arrow keys move.`;
+    : `Lines: how much of the node's rollout takes each edge${infos.get(state.method)?.computed || !infos.has(state.method) ? "" : `; the input shows its ${label(state.method).toLowerCase()}`}. Hover a node for its numbers; a click pins it; arrow keys move.`;
   for (const tab of byId("tabs").children) {
     const chosen = tab.dataset.method === state.method;
     tab.setAttribute("aria-selected", chosen);
@@ -885,7 +881,7 @@ function listenToControls() {
 function save(name, kind) {
   const figure = name === "graph" ? graphFigure(room(name), focus()) : mapFigure(room(name)), { paper } = INKS[theme()];
   const whole = { ...figure, draw: (pen) => { pen.rect(0, 0, figure.width, figure.height, paper); figure.rest?.(pen); figure.draw(pen); } };
-  const file = `attnflow-${name}-${state.method}.${kind}`;
+  const file = `attnflow-${name}-${state.method.replace(/[^\w-]+/g, "-")}.${kind}`;
   if (kind === "png") return canvasOf(whole, element("canvas"), 2).toBlob((blob) => download(blob, file), "image/png");
   const svg = newSvg(whole), pen = new SvgPen(svg);
   pen.add("title", {}, byId(name === "graph" ? "tokens-title" : "map-title").textContent);
@@ -917,14 +913,14 @@ function buildHeader() {
   if (probability !== null) byId("title").append(element("small", "", `with probability ${chance(probability)}`));
   byId("subtitle").textContent = data.text && shortened(visible(data.text), 400);
   document.title = `attnflow: ${shortened(visible(data.text || name), 60)}`;
-  const notes = [...data.notes, ...(isGeneration ? [] : [NORMALISED[data.normalize] ?? NORMALISED.none]), `Residual ${residual}. Numbers are right to 0.001; they travel in this file as 16-bit floats.`];
+  const notes = [...data.notes, ...(isGeneration ? [] : [NORMALISED[data.normalize] ?? NORMALISED.none]), `${isInside ? "The residual is inside the edges" : `Residual ${residual}`}. Numbers are right to 0.001; they travel in this file as 16-bit floats.`, data.source];
   byId("notes").replaceChildren(...notes.map((note) => element("li", "", note)));
 }
 
 function buildControls() {
-  byId("tabs").append(...[...methods, "all"].map((method) => {
-    const tab = element("button", "", label(method));
-    Object.assign(tab, { type: "button", id: `tab-${method}` });
+  byId("tabs").append(...[...methods, "all"].map((method, place) => {
+    const tab = element("button", "", shortened(visible(label(method)), 40));
+    Object.assign(tab, { type: "button", id: /^\w+$/.test(method) ? `tab-${method}` : `tab-${place}` }); // a name may hold spaces
     tab.dataset.method = method;
     for (const [name, value] of [["role", "tab"], ["aria-controls", "panel"]]) tab.setAttribute(name, value);
     return tab;

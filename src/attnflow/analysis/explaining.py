@@ -1,0 +1,241 @@
+"""`explain`: one input in, everything about it out: prediction, token attention, importance."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from attnflow.analysis.explanation import Explanation
+from attnflow.analysis.importance import IMPORTANCES, Importance
+from attnflow.analysis.pipeline import (
+    GraphMaker,
+    ImportanceFunction,
+    Reading,
+    open_model,
+    read_batch,
+    read_graph_maker,
+    read_importances,
+    score_importance,
+)
+from attnflow.core.attention import Attention
+from attnflow.core.custom import Choices, Method, read_methods, run_method
+from attnflow.core.graph import AttentionGraph, check_position
+from attnflow.core.groups import word_groups
+from attnflow.core.methods import METHODS, raw, rollout
+from attnflow.core.requests import name_positions, warn_if_even
+from attnflow.core.results import TokenAttention
+from attnflow.errors import OptionError
+from attnflow.models.inputs import are_many
+from attnflow.models.loading import BUNDLED
+from attnflow.models.model import Model
+from attnflow.notices import collect_notices
+
+ALL_POSITIONS = 64  # up to so many tokens, all methods are computed for every position
+AT_ANY_LENGTH = (raw, rollout)  # ... and these, which are cheap, for longer inputs too
+
+
+def explain(
+    value: Any,
+    *,
+    model: Any = None,
+    methods: Choices = tuple(METHODS),
+    importance: Choices = tuple(IMPORTANCES),
+    position: int | None = None,
+    target: int | str | None = None,
+    heads: str | None = "mean",
+    graph: GraphMaker | None = None,
+    residual: float | None = None,
+    without: Sequence[int] = (),
+    normalize: str | None = "sum",
+    truncation: bool = False,
+    workers: int = 1,
+) -> Explanation:
+    """Explain what a model makes of one input: prediction, token attention, importance.
+
+    Parameters
+    ----------
+    value
+        A text, a pair of texts, token ids, or an image; or an `Attention` or `AttentionGraph` that
+        you have, which is explained without a model and so without prediction and importance.
+    model
+        A name or folder as `load` takes it, a `Model`, or a Hugging Face model; the one that ships
+        with attnflow if None.
+    methods
+        Names of methods, or {name: function} with methods of your own; None stands for attnflow's
+        own of that name.
+    importance
+        Names of importances, or {name: function}, called as f(model, inputs, target); () for none.
+        It is left out where a model has none: for images, encoder-decoders and models that predict
+        nothing.
+    position
+        Explained instead of the position that the prediction comes from; negative ones count from
+        the end.
+    target
+        The class whose probability importance watches; the prediction if None.
+    heads
+        "mean", "max" or "min" fuse heads while capturing; None keeps every head, for the page.
+    graph
+        A function from an `Attention` to an `AttentionGraph`; `attention.graph()` if None.
+    residual
+        The weight of the residual connection, 0.5 if None.
+    without
+        Positions to take out of the graph, for instance a sink.
+    normalize
+        "sum", "receptive_field" or None, as for `rollout`.
+    truncation
+        Cut off what is longer than the model takes.
+    workers
+        Threads for attention flow.
+
+    >>> explanation = explain("the key to the cabinets")
+    >>> explanation.prediction[0], explanation.flow.at(position=0).shape
+    ('singular', (6,))
+    """
+    functions, importances = read_methods(methods), read_importances(importance)
+    if isinstance(value, Attention | AttentionGraph):
+        refused = {"model": model, "target": target, "truncation": truncation or None}
+        for option, given in refused.items():
+            if given is not None:
+                raise OptionError(
+                    f"weights are explained without a model, so {option} has no say; got {given!r}:"
+                    " leave it out"
+                )
+        make = read_graph_maker(graph, residual, without, heads or "mean")
+        return explain_weights(value, make, graph, functions, position, normalize, workers)
+    make = read_graph_maker(graph, residual, without)
+    model = open_model(BUNDLED if model is None else model)
+    if are_many(value):
+        raise OptionError(
+            f"explain takes one input; got a list of {len(value)}: call it for each,"
+            " or use explain_corpus for a file of them"
+        )
+    encoded = model.encode(value, truncation=truncation)
+    if target is not None and not model.predicts:
+        raise OptionError(
+            f"a target is a class that the model predicts, and {model.name} has no head that"
+            f" predicts; got {target!r}: leave it out"
+        )
+    aim = None if target is None else model.target(target)
+    (reading,) = read_batch(model, [encoded], targets=[aim], position=position, heads=heads)
+    shown = make(reading.attention)
+    results = run_methods(functions, shown, reading.position, normalize, workers)
+    scored: dict[str, Importance] = {}
+    by_word: dict[str, Importance] = {}
+    if model.predicts and not model.is_vision and not model.is_encoder_decoder:
+        given = list(encoded.ids) if truncation else value
+        for name, function in importances.items():
+            scored[name] = score_tokens(model, reading, name, function, given)
+            if encoded.words is not None:
+                by_word[name] = score_words(model, reading, scored[name])
+    return Explanation(
+        text=value,
+        model=model.name,
+        tokens=(*encoded.tokens, *encoded.decoder_tokens),
+        special=(*encoded.special, *[False] * len(encoded.decoder_tokens)),
+        position=reading.position,
+        prediction=reading.prediction,
+        attention=reading.attention,
+        graph=shown,
+        results=results,
+        importance=scored,
+        word_importance=by_word,
+        notes=describe_results(results, reading.position),
+        functions=functions,
+    )
+
+
+def explain_weights(
+    value: Attention | AttentionGraph,
+    make: GraphMaker,
+    own: GraphMaker | None,
+    functions: dict[str, Method],
+    position: int | None,
+    normalize: str | None,
+    workers: int,
+) -> Explanation:
+    """Explain weights that a user has. own: the function that makes the graph, if one was given."""
+    if isinstance(value, AttentionGraph) and own is not None:
+        raise OptionError("a graph is explained as it is, so graph has no say; leave it out")
+    graph = value if isinstance(value, AttentionGraph) else make(value)
+    if position is None:
+        position = graph.kept[-1 if graph.causal else 0]
+    else:
+        position = check_position(position, graph.size)
+    results = run_methods(functions, graph, position, normalize, workers)
+    tokens = name_positions(graph)
+    return Explanation(
+        text=None,
+        model=graph.source.model or "",
+        tokens=tokens,
+        special=(False,) * len(tokens),
+        position=position,
+        prediction=None,
+        attention=value if isinstance(value, Attention) else None,
+        graph=graph,
+        results=results,
+        importance={},
+        notes=describe_results(results, position),
+        functions=functions,
+    )
+
+
+def run_methods(
+    functions: dict[str, Method],
+    graph: AttentionGraph,
+    position: int,
+    normalize: str | None,
+    workers: int,
+) -> dict[str, TokenAttention]:
+    """The result of each method on a graph: all layers, and all positions where that is cheap."""
+    results = {}
+    options: dict[str, Any] = {"layers": list(range(1, graph.depth + 1)), "normalize": normalize}
+    for name, method in functions.items():
+        everywhere = graph.size <= ALL_POSITIONS or method in AT_ANY_LENGTH
+        positions = list(graph.kept) if everywhere else [position]
+        with collect_notices():  # of all rows; what is said is about the one that is shown
+            results[name] = run_method(
+                name, method, graph, positions=positions, workers=workers, **options
+            )
+    return results
+
+
+def score_tokens(
+    model: Model,
+    reading: Reading,
+    name: str,
+    function: ImportanceFunction | None = None,
+    value: Any = None,
+    **options: Any,
+) -> Importance:
+    """One importance of each token, or of groups of them; blank-out keeps its sign."""
+    options |= {"signed": True} if name == "blank_out" else {}
+    (scored,) = score_importance(
+        model, [reading], name, function, values=[value], position=reading.position, **options
+    )
+    return scored
+
+
+def score_words(model: Model, reading: Reading, by_token: Importance) -> Importance:
+    """The same of each word: blank-out blanks it as a whole, others are summed over its tokens."""
+    if by_token.method != "blank_out":
+        return by_token.by_word()
+    words = word_groups(by_token.tokens, by_token.words)
+    values = by_token.values[[word.positions[0] for word in words]]
+    several = [place for place, word in enumerate(words) if len(word.positions) > 1]
+    if several:  # a word of one token is blanked out already
+        groups = [words[place] for place in several]
+        values[several] = score_tokens(model, reading, "blank_out", groups=groups).values
+    names = tuple(word.name for word in words)
+    return replace(by_token, values=values, tokens=names, words=None, groups=words)
+
+
+def describe_results(results: dict[str, TokenAttention], position: int) -> tuple[str, ...]:
+    """What has to be said of the rows of a position in the top layer, if anything."""
+    rows = [result.select(position, max(result.layers)) for result in results.values()]
+    return tuple(note for row in rows for note in describe_row(row))
+
+
+def describe_row(row: TokenAttention) -> tuple[str, ...]:
+    """What has to be said of a row that is shown, if anything."""
+    with collect_notices() as notices:
+        warn_if_even(row)
+    return tuple(notices)

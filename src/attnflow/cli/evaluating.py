@@ -1,0 +1,153 @@
+"""`attnflow evaluate`: rank correlations of methods with importance, on texts or on a corpus."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnflow.analysis.evaluation import evaluate
+from attnflow.analysis.examples import read_examples
+from attnflow.analysis.importance import IMPORTANCES
+from attnflow.analysis.report import Report
+from attnflow.cli.options import (
+    REPORT_ENDINGS,
+    Graph,
+    Importances,
+    Layers,
+    Limit,
+    Methods,
+    Query,
+    ReportFile,
+    Residual,
+    SpecialTokens,
+    Without,
+    check_out,
+    import_own,
+    read_functions,
+    read_layers,
+    read_name_or_number,
+    read_numbers,
+    split_names,
+)
+from attnflow.core.methods import METHODS
+from attnflow.corpus.folder import MANIFEST
+from attnflow.corpus.tables import corpus_status, evaluate_corpus
+from attnflow.errors import OptionError
+from attnflow.models.loading import load
+from attnflow.show.terminal import print_markdown, say
+
+ALL_METHODS, ALL_IMPORTANCES = ",".join(METHODS), ",".join(IMPORTANCES)
+
+
+def evaluate_command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder with a model, a hub id, or verb-number; or a corpus folder, alone.",
+            show_default=False,
+        ),
+    ],
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            readable=False,
+            help="A .tsv file: one text per line, its label after a tab.",
+            show_default=False,
+        ),
+    ] = None,
+    methods: Methods = ALL_METHODS,
+    against: Importances = ALL_IMPORTANCES,
+    layers: Layers = None,
+    limit: Limit = None,
+    special_tokens: SpecialTokens = False,
+    query: Query = "focal",
+    residual: Residual = None,
+    without: Without = "",
+    graph: Graph = None,
+    out: ReportFile = None,
+) -> None:
+    """Measure how well methods rank the tokens of many texts.
+
+    Spearman's correlation with blank-out and input gradients.
+    """
+    if file is None:
+        if not (Path(model) / MANIFEST).is_file():
+            raise OptionError(
+                "evaluate needs a model and a file of texts, or the folder of a corpus alone;"
+                f" got {model!r}"
+            )
+        if layers or query != "focal" or residual is not None or without or graph:
+            raise OptionError(
+                "a corpus is evaluated as it was computed: leave out --layers, --query,"
+                " --residual, --without, --graph"
+            )
+        wanted = (
+            [] if methods == ALL_METHODS else split_names(methods),
+            [] if against == ALL_IMPORTANCES else split_names(against),
+        )
+        evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
+        return
+    check_out(out, REPORT_ENDINGS)
+    chosen = read_layers(layers)
+    functions = read_functions(methods, "method"), read_functions(against, "importance")
+    taken_out = read_numbers(without, "--without")
+    loaded = load(model)
+    report = evaluate(
+        loaded,
+        read_examples(file, loaded, limit),
+        methods=functions[0],
+        against=functions[1],
+        layers=chosen,
+        limit=limit,
+        special_tokens=special_tokens,
+        query=read_name_or_number(query, "--query"),
+        residual=residual,
+        without=taken_out,
+        graph=None if graph is None else import_own(graph, "graph"),
+    )
+    if out is not None:
+        report.save(out)
+    print_markdown(report.to_markdown())
+    note_interruption(report)
+
+
+def evaluate_folder(
+    folder: Path,
+    methods: list[str],
+    against: list[str],
+    special_tokens: bool,
+    limit: int | None,
+    out: Path | None,
+    seed: int = 0,
+) -> None:
+    """Correlations from the scores that a corpus holds; of all that is stored by default."""
+    check_out(out, REPORT_ENDINGS)
+    report = evaluate_corpus(
+        folder,
+        methods=methods or None,
+        against=against or None,
+        special_tokens=special_tokens,
+        limit=limit,
+        seed=seed,
+    )
+    if out is not None:
+        report.save(out)
+    note_unfinished(folder)
+    print_markdown(report.to_markdown())
+
+
+def note_unfinished(folder: Path) -> None:
+    """Say so, if a corpus is not whole yet."""
+    status = corpus_status(folder)
+    if not status.finished:
+        say(
+            f"note: {folder} is not finished: {status.done:,} of {status.rows:,} rows so far",
+            err=True,
+        )
+
+
+def note_interruption(report: Report) -> None:
+    """Say so, if an evaluation was interrupted."""
+    if len(report.examples) < report.asked:
+        say(f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True)

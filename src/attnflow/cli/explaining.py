@@ -1,0 +1,254 @@
+"""The commands that take a model and a text: explain, generate, capture, demo."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from attnflow.analysis.explaining import describe_row, explain
+from attnflow.analysis.generating import generate
+from attnflow.analysis.generation import PromptAttention
+from attnflow.analysis.importance import IMPORTANCES
+from attnflow.capturing.assembly import capture
+from attnflow.cli.options import (
+    OWN,
+    AnyModel,
+    Graph,
+    Layer,
+    Methods,
+    Normalize,
+    Residual,
+    Truncation,
+    Without,
+    check_out,
+    import_own,
+    read_functions,
+    read_normalize,
+    read_numbers,
+)
+from attnflow.core.files import PICTURES
+from attnflow.core.methods import METHODS
+from attnflow.core.text import join_subwords
+from attnflow.errors import OptionError, printable
+from attnflow.models.loading import BUNDLED, load
+from attnflow.show.terminal import heat_strip, notes, print_explanation, print_note, say
+
+PAGE_ENDINGS = (".html", *PICTURES, ".csv", ".json", ".npz")
+ALL_METHODS = ",".join(METHODS)
+DEMO = ("the key to the cabinets", "the keys to the cabinets")
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A folder with a model, or a hub id.", show_default=False),
+]
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="FILE",
+        help="Write a page (.html), a picture (.png, .svg, .pdf) or numbers (.csv, .json, .npz).",
+        show_default=False,
+    ),
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+
+
+def capture_command(
+    model: ModelName,
+    text: Annotated[str, typer.Argument(help="The text to read.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(
+            readable=False, metavar="FILE", help="The .npz file to write.", show_default=False
+        ),
+    ],
+    heads: Annotated[
+        str, typer.Option(help="How to fuse heads: mean, max, min, or all, which keeps every head.")
+    ] = "mean",
+    truncation: Truncation = False,
+) -> None:
+    """Capture a model's attention on a text, for the other commands."""
+    check_out(out, [".npz"])
+    chosen = None if heads == "all" else heads
+    attention = capture(load(model), text, heads=chosen, truncation=truncation)
+    attention.save(out)
+    say(f"{out}: {str(attention)[1:-1]}")
+
+
+def generate_command(
+    model: ModelName,
+    prompt: Annotated[str, typer.Argument(help="The text to continue.", show_default=False)],
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 20,
+    method: Annotated[
+        str, typer.Option(help=f"raw, rollout or flow; or your own as {OWN}.")
+    ] = "rollout",
+    layer: Layer = None,
+    residual: Residual = None,
+    without: Without = "",
+    graph: Graph = None,
+    normalize: Normalize = "sum",
+    keep_common: Annotated[
+        bool,
+        typer.Option("--keep-common", help="Keep common words, punctuation and special tokens."),
+    ] = False,
+    out: Page = None,
+    open_it: Open = False,
+) -> None:
+    """Generate from a prompt, and show what of the prompt each generated token looked at."""
+    chosen = read_functions(method, "method")
+    for name, function in chosen.items():
+        if function is None and name not in METHODS:
+            raise OptionError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
+    check_out(out, PAGE_ENDINGS)
+    check_open(out, open_it)
+    is_page = out is not None and out.suffix.lower() == ".html"
+    plain = (layer, residual, without, graph, normalize) == (None, None, "", None, "sum")
+    if is_page and not (plain and method == "rollout"):
+        raise OptionError(
+            "a page shows every method and layer, not normalised; leave --method, --layer,"
+            " --residual, --without, --graph, --normalize out"
+        )
+    make = None if graph is None else import_own(graph, "graph")
+    taken_out = read_numbers(without, "--without")
+    story = generate(load(model), prompt, max_new_tokens=max_new_tokens)
+    with notes():
+        result = story.by(
+            chosen,
+            residual=residual,
+            without=taken_out,
+            graph=make,
+            normalize=read_normalize(normalize),
+        )
+    if layer is not None and layer not in result.layers:
+        raise OptionError(f"layer must be from 1 to {len(result.layers)}; got {layer}")
+    if out is not None and out.suffix.lower() in PICTURES:
+        from attnflow.show import figures
+
+        figures.generation(result, layer).save(out)
+    elif out is not None:
+        show_page((story if is_page else result).save(out), open_it)
+    else:
+        with notes():
+            shown = result if keep_common else result.filtered()
+        console = Console()
+        console.print(Text(printable(story.text, keep="\n"), style="bold"))
+        print_prompt_attention(console, shown, layer)
+
+
+def print_prompt_attention(console: Console, shown: PromptAttention, layer: int | None) -> None:
+    """A strip of prompt tokens per generated token."""
+    chosen = -1 if layer is None else shown.layers.index(layer)
+    if shown.kept is not None:
+        least, most = shown.kept[:, chosen].min(), shown.kept[:, chosen].max()
+        line = (
+            f"without common words, punctuation and special tokens: {least:.2g} to {most:.2g}"
+            " of each row is shown (--keep-common shows all)"
+        )
+        console.print(Text(line, style="dim"))
+    for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
+        name = Text(f"{join_subwords([printable(token)]):>16}  ")
+        console.print(name.append_text(heat_strip(console, shown.prompt, values)))
+
+
+def explain_command(
+    text: Annotated[str, typer.Argument(help="The text to explain.", show_default=False)],
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            help="A second text, for models that read two: TEXT and this.", show_default=False
+        ),
+    ] = None,
+    model: AnyModel = BUNDLED,
+    methods: Methods = ALL_METHODS,
+    layer: Layer = None,
+    position: Annotated[
+        int | None,
+        typer.Option(
+            help="Explain this position; by default where the prediction comes from.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="The class that importance watches; the prediction by default.",
+            show_default=False,
+        ),
+    ] = None,
+    importance: Annotated[
+        bool, typer.Option("--importance", help="Show blank-out and input gradients too.")
+    ] = False,
+    words: Annotated[bool, typer.Option("--words", help="Words instead of subwords.")] = False,
+    residual: Residual = None,
+    without: Without = "",
+    graph: Graph = None,
+    normalize: Normalize = "sum",
+    heads: Annotated[bool, typer.Option("--heads", help="Keep every head, for the page.")] = False,
+    truncation: Truncation = False,
+    out: Page = None,
+    open_it: Open = False,
+) -> None:
+    """Explain a prediction: what the model says of a text, and which tokens it looked at."""
+    check_out(out, PAGE_ENDINGS)
+    check_open(out, open_it)
+    if out is not None and (layer is not None or words):
+        raise OptionError(
+            "--layer and --words choose what the terminal shows; a file holds every layer and"
+            " token: leave them out"
+        )
+    watched = importance or target is not None or out is not None
+    explanation = explain(
+        text if pair is None else (text, pair),
+        model=model,
+        methods=read_functions(methods, "method"),
+        importance=tuple(IMPORTANCES) if watched else (),
+        position=position,
+        target=target,
+        residual=residual,
+        without=read_numbers(without, "--without"),
+        graph=None if graph is None else import_own(graph, "graph"),
+        normalize=read_normalize(normalize),
+        truncation=truncation,
+        heads=None if heads else "mean",
+    )
+    if out is not None:
+        for note in explanation.notes:
+            print_note(note)
+    elif layer != 1:
+        for name in explanation.results:
+            for note in describe_row(explanation.row(name, layer, by_word=words)):
+                print_note(note)
+    if out is not None and out.suffix.lower() in PICTURES and (importance or target is not None):
+        print_note("a picture shows token attention alone; importance is in pages and numbers")
+    if importance and not explanation.importance:
+        print_note(
+            f"there is no importance: {explanation.model} predicts nothing that it could watch"
+        )
+    if out is not None:
+        show_page(explanation.save(out), open_it)
+        return
+    print_explanation(Console(), explanation, layer=layer, by_word=words)
+
+
+def demo_command() -> None:
+    """Explain two sentences by the model that ships with attnflow: singular or plural verb?"""
+    for text in DEMO:
+        print_explanation(Console(), explain(text))
+        say("")
+
+
+def check_open(out: Path | None, open_it: bool) -> None:
+    """Refuse to open what is no page."""
+    if open_it and (out is None or out.suffix.lower() != ".html"):
+        raise OptionError(
+            "--open shows a page in the browser, so it needs --out with a name that ends in .html"
+        )
+
+
+def show_page(path: Path, open_it: bool) -> None:
+    """Say where a file was written; open it in the user's browser, if that was asked for."""
+    say(f"written: {path}")
+    if open_it and not webbrowser.open(path.resolve().as_uri()):
+        say(f"note: no browser was found; open {path} by hand", err=True)

@@ -1,0 +1,160 @@
+"""What several commands share: options, defined once, and how their texts are read."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attnflow.core.custom import import_function
+from attnflow.core.files import known_ending, writable
+from attnflow.errors import OptionError
+
+REPORT_ENDINGS = (".md", ".csv", ".tex", ".json")
+OWN = "package.module:function"
+
+AnyModel = Annotated[
+    str,
+    typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow."),
+]
+Layer = Annotated[
+    int | None,
+    typer.Option(help="Explain this layer's output; the top one by default.", show_default=False),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(help="Which layers, like 1,6; all by default.", show_default=False),
+]
+Methods = Annotated[
+    str,
+    typer.Option(help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}."),
+]
+Importances = Annotated[
+    str, typer.Option(help=f"Which importances, separated by commas; your own as {OWN}.")
+]
+Query = Annotated[
+    str, typer.Option(help="focal, max or mean over positions, or the number of a position.")
+]
+Heads = Annotated[
+    str, typer.Option(help="How to fuse heads: mean, max, min, or one head's number.")
+]
+Residual = Annotated[
+    float | None,
+    typer.Option(
+        help="Weight of the residual connection, from 0 up to but not including 1.",
+        show_default="0.5",
+    ),
+]
+Without = Annotated[
+    str,
+    typer.Option(
+        metavar="POSITIONS",
+        help="Positions to take out first, for instance 0 or 0,7.",
+        show_default=False,
+    ),
+]
+Graph = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FUNCTION",
+        help=f"A function of yours from Attention to AttentionGraph, as {OWN}.",
+        show_default=False,
+    ),
+]
+Normalize = Annotated[str, typer.Option(help="sum (rows sum to 1), receptive_field, or none.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)
+]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
+SpecialTokens = Annotated[
+    bool, typer.Option("--special-tokens", help="Rank CLS, SEP and the like too.")
+]
+Truncation = Annotated[
+    bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        readable=False,
+        metavar="FILE",
+        help="Write .md, .csv, .tex or .json as well.",
+        show_default=False,
+    ),
+]
+
+
+def split_names(text: str) -> list[str]:
+    """Names separated by commas or spaces."""
+    return text.replace(",", " ").split()
+
+
+def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]:
+    """Methods or importances: names of attnflow's (None), and functions of the user's."""
+    chosen: dict[str, Callable[..., Any] | None] = {}
+    for part in split_names(text):
+        name, _, reference = part.rpartition("=")
+        function = import_own(reference, what) if ":" in reference else None
+        name = name or (reference if function is None else reference.rpartition(":")[2])
+        if name in chosen:
+            raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
+        chosen[name] = function
+    return chosen
+
+
+def import_own(reference: str, what: str) -> Callable[..., Any]:
+    """A function of the user's; modules of the current folder are looked at last."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    return import_function(reference, what)
+
+
+def read_number(text: str, option: str) -> int:
+    """A whole number of the command line; Python would refuse to read some thousand digits."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        got = (
+            repr(text)
+            if len(text) <= 40
+            else f"{text[:20]!r} and {len(text) - 20:,} more characters"
+        )
+        raise OptionError(f"{option} must be numbers like 1,6; got {got}")
+    return int(text)
+
+
+def read_numbers(text: str, option: str) -> list[int]:
+    """Whole numbers separated by commas or spaces, like 0,7."""
+    return [read_number(part, option) for part in split_names(text)]
+
+
+def read_name_or_number(text: str, option: str) -> str | int:
+    """A whole number, if a text looks like one; else the text, a name that others know."""
+    looks = text.removeprefix("-").isdecimal()
+    return read_number(text, option) if looks else text
+
+
+def read_layers(text: str | None) -> list[int] | None:
+    """Layers from a list like 1,6; None if there is none."""
+    return read_numbers(text or "", "--layers") or None
+
+
+def read_normalize(text: str) -> str | None:
+    """What --normalize means to a method."""
+    return None if text.lower() == "none" else text
+
+
+def read_pair(text: str, option: str) -> tuple[str, str]:
+    """Two words with a comma between them."""
+    words = [word.strip() for word in text.split(",")]
+    if len(words) != 2 or not all(words):
+        raise OptionError(f"{option} must be two words with a comma between them; got {text!r}")
+    return words[0], words[1]
+
+
+def check_out(out: Path | None, endings: Iterable[str]) -> None:
+    """Refuse an output that cannot be written before anything is computed."""
+    if out is not None:
+        known_ending(out, endings)
+        writable(out)
