@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from attnflow.core.graph import Floats, integers
 from attnflow.core.groups import Group, Groups, read_groups, sum_groups, word_groups
+from attnflow.core.provenance import Source
 from attnflow.errors import CaptureError, OptionError, RoundingWarning
 from attnflow.models.inputs import Encoded, are_many, batches
 from attnflow.models.model import Model, evaluating
@@ -45,6 +46,7 @@ class Importance:
     words: tuple[int | None, ...] | None = None
     signed: bool = False
     groups: tuple[Group, ...] | None = None  # what was taken together, if it was not tokens
+    source: Source | None = None  # where it came from
 
     def top(self, k: int = 5) -> list[tuple[int, str, float]]:
         """The k most important tokens, for or against, as (position, token, value)."""
