@@ -22,9 +22,9 @@ from attnflow.cli import lab
 from attnflow.core.attention import Attention
 from attnflow.core.files import PICTURES, known_ending, writable
 from attnflow.core.graph import RESIDUAL, AttentionGraph
-from attnflow.core.groups import join_subwords
 from attnflow.core.methods import METHODS
 from attnflow.core.results import TokenAttention
+from attnflow.core.text import show_token
 from attnflow.errors import AttnFlowError, OptionError, printable
 from attnflow.models.loading import BUNDLED
 from attnflow.show.terminal import (
@@ -273,7 +273,7 @@ def generate(
         )
     for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
         console.print(
-            Text(f"{join_subwords([printable(token)]):>16}  ").append_text(
+            Text(f"{show_token(token):>16}  ").append_text(
                 heat_strip(console, shown.prompt, values)
             )
         )

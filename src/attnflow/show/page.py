@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from attnflow.analysis.explanation import Explanation
-from attnflow.analysis.generation import Generation, is_common
+from attnflow.analysis.generation import Generation
 from attnflow.core.attention import Attention
 from attnflow.core.files import dump_json
 from attnflow.core.graph import Array, AttentionGraph
 from attnflow.core.methods import MOSTLY, SATURATED, are_even
+from attnflow.core.text import is_common
 from attnflow.notices import collect_notices
 
 GRAPH_BYTES = 64_000_000  # a larger graph is left out, as float16; 24 layers of 1,024 tokens fit

@@ -12,6 +12,7 @@ from rich.text import Text
 from attnflow.analysis.explanation import Explanation
 from attnflow.core.methods import are_even
 from attnflow.core.results import TokenAttention
+from attnflow.core.text import show_token
 from attnflow.errors import printable
 from attnflow.notices import collect_notices
 
@@ -72,8 +73,8 @@ def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float])
     for token, value in zip(tokens, values, strict=True):
         share = abs(value) / largest if largest > 0 else 0.0
         step = min(len(SHADES) - 1, int(len(SHADES) * share))
-        text = printable(token).replace("Ġ", "").replace("▁", "")
-        strip.append_text(shaded(console, text, step, against=value < 0)).append(" ")
+        shown = shaded(console, show_token(token), step, against=value < 0)
+        strip.append_text(shown).append(" ")
     return strip
 
 
