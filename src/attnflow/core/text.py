@@ -58,6 +58,15 @@ def split_shown(token: str) -> Iterator[str]:
             yield character.encode("unicode_escape").decode()
 
 
+def clean_text(text: str) -> str:
+    r"""A text that UTF-8 can say: a lone surrogate, half of a character, is escaped.
+
+    >>> clean_text("key\ud800")
+    'key\\ud800'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def join_subwords(tokens: Sequence[str]) -> str:
     """One word from its tokens, without marks; a word of nothing but marks keeps them.
 

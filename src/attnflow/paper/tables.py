@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from attnflow.analysis.evaluation import Report, evaluate, markdown
-from attnflow.analysis.importance import REDUCTIONS, Importance, input_gradient
+from attnflow.analysis.gradients import REDUCTIONS, input_gradient
+from attnflow.analysis.token_importance import Importance
 from attnflow.core.files import write_csv, write_file
 from attnflow.errors import OptionError, RoundingWarning
 from attnflow.models.loading import BUNDLED, load
