@@ -67,7 +67,7 @@ def test_correlations_are_those_of_the_methods_and_importances_themselves() -> N
     for number, (text, label) in enumerate(EXAMPLES):
         graph = af.capture(model(), text).graph()
         for name, importance in IMPORTANCES.items():
-            expected_importance = importance(model(), text, label).values
+            expected_importance = importance(model(), [text], label)[0].values
             for method, compute in af.METHODS.items():
                 row = compute(graph, layers=[2, 6]).at(position=0, layer=6)
                 for special, kept in {True: slice(None), False: slice(1, None)}.items():

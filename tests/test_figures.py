@@ -245,7 +245,7 @@ def test_edges_show_the_values_by_width_and_opacity() -> None:
     assert len(edges) == len(set(edges)) == (ROLLOUT.values > drawing.FAINTEST * largest).sum()
     assert len(drawn.artists["front"].get_segments()) == 0
     assert len(drawn.artists["nodes"].get_offsets()) == (DEPTH + 1) * SIZE
-    assert ticks(drawn.axes[0]) == ["[CLS]", "the", "keys", "##ing", "are"]
+    assert ticks(drawn.axes[0]) == ["[CLS]", "the", "keys", "ing", "are"]
     assert ticks(drawn.axes[0], "y") == ["input", "1", "2", "3"]
 
 
@@ -351,7 +351,7 @@ def test_a_heat_map_has_layers_down_and_tokens_across() -> None:
     assert np.allclose(shown.get_array(), [ROLLOUT.at(2, 1), ROLLOUT.at(2, 3)])
     assert shown.get_clim() == (0.0, shown.get_array().max())
     assert ticks(drawn.axes[0], "y") == ["1", "3"]
-    assert ticks(drawn.axes[0]) == ["[CLS]", "the", "keys", "##ing", "are"]
+    assert ticks(drawn.axes[0]) == ["[CLS]", "the", "keys", "ing", "are"]
     assert [label.get_fontweight() for label in drawn.axes[0].get_xticklabels()].index("bold") == 2
     assert drawn.artists["bar"].mappable is shown
     scaled = figures.heatmap(ROLLOUT, 2, scale=0.1).artists

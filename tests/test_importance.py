@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import attnflow as af
-from attnflow.analysis.importance import REDUCTIONS, find_first_block, find_replacement
+from attnflow.analysis.gradients import REDUCTIONS, find_first_block
+from attnflow.analysis.importance import find_replacement
 from tests.families import build, word_tokenizer
 
 TEXT = "the key to the cabinets"
@@ -349,19 +350,22 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
             lambda m: af.input_gradient(m, TEXT, -1),
             "target must be from 0 to 1 for VerbNumber; got -1",
         ),
-        (lambda m: af.blank_out(m, TEXT, 0.5), "target must be whole numbers; got 0.5"),
+        (
+            lambda m: af.blank_out(m, TEXT, 0.5),  # type: ignore[call-overload]
+            "target must be whole numbers; got 0.5",
+        ),
         (lambda m: af.blank_out(m, TEXT, True), "target must be whole numbers; got True"),
         (
             lambda m: af.blank_out(m, (TEXT, TEXT)),
             "a pair of texts is for models with two segments; VerbNumber reads one",
         ),
         (
-            lambda m: af.blank_out(m, TEXT, replacement=3.5),  # type: ignore[arg-type]
+            lambda m: af.blank_out(m, TEXT, replacement=3.5),  # type: ignore[call-overload]
             "replacement must be whole numbers; got 3.5",
         ),
         (
             lambda m: af.blank_out(m, [TEXT], [0, 1]),
-            "targets must be one for all inputs or one for each; got 2 for 1 inputs",
+            "targets must be one for all inputs, or one per input; got 2 for 1 inputs",
         ),
         (
             lambda m: af.blank_out(m, TEXT, replacement="zorb"),

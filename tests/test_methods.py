@@ -5,6 +5,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -527,15 +528,49 @@ def test_by_word_sums_subwords_over_keys() -> None:
         words.by_word()
 
 
+def test_by_word_refuses_maximum_flows_under_any_name() -> None:
+    attended = af.Attention(WEIGHTS, words=[None, 0, 0, 0, 1, None])
+    for renamed in ("flow", "flow on contribution"):
+        result = replace(af.flow(attended), method=renamed)
+        assert result.limits is not None
+        with pytest.raises(af.OptionError, match="not the sum of the flows"):
+            result.by_word()
+    assert af.rollout(attended).by_word().limits is None
+
+
+def test_a_negative_position_counts_from_the_end_of_the_sequence() -> None:
+    result = af.rollout(GRAPH, positions=[1, 5])
+    assert (result.at(-1) == result.at(5)).all()
+    assert (result.select(-1).values[0] == result.at(5)).all()
+    assert result.select(-5, layer=2).positions == (1,)
+    assert result.top(2, position=-1) == result.top(2, position=5)
+    with pytest.raises(af.OptionError, match=r"position -2 was not computed; .* positions 1, 5"):
+        result.at(-2)
+    with pytest.raises(af.OptionError, match="position -7 was not computed"):
+        result.at(-7)  # is not position -1 of a sequence of 6
+
+
+def test_a_result_by_group_counts_positions_of_the_graph_not_groups() -> None:
+    attended = af.Attention(WEIGHTS, words=[None, 0, 0, 0, 1, None])
+    words = af.rollout(attended).by_word()
+    assert [words.size, len(words.tokens)] == [6, 4]
+    assert (words.at(-1) == words.at(5)).all()
+    unknown = replace(words, size=None)
+    with pytest.raises(af.OptionError, match=r"whose size is known; got -1: give one of 0\.\.5"):
+        unknown.at(-1)
+    assert (unknown.at(5) == words.at(5)).all()
+
+
 def test_results_become_tables_and_files(tmp_path: Path) -> None:
     result = af.flow(GRAPH, layers=[2, 3], positions=[1, 4], normalize=None)
     table = result.to_pandas()
-    assert list(table.columns) == ["layer", "position", "query", "key", "token", "value"]
+    columns = ["method", "layer", "position", "query", "key", "token", "value"]
+    assert list(table.columns) == columns
     assert len(table) == 2 * 2 * 6
     for ending in ("csv", "json", "npz"):
         assert result.save(tmp_path / f"result.{ending}").exists()
     lines = (tmp_path / "result.csv").read_text().splitlines()
-    assert lines[0] == "layer,position,query,key,token,value"
+    assert lines[0] == ",".join(columns)
     assert float(lines[1].split(",")[-1]) == result.values[0, 0, 0]
     read = json.loads((tmp_path / "result.json").read_text())
     assert np.array_equal(read["values"], result.values)

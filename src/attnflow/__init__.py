@@ -21,7 +21,8 @@ from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group
 from attnflow.core.methods import METHODS, flow, max_flow, raw, rollout
 from attnflow.core.provenance import Source
-from attnflow.core.results import MaxFlow, TokenAttention
+from attnflow.core.results import TokenAttention
+from attnflow.core.single_flow import MaxFlow
 from attnflow.corpus.running import explain_corpus
 from attnflow.corpus.tables import read_corpus
 from attnflow.errors import (

@@ -31,7 +31,7 @@ from attnflow.cli.options import (
 )
 from attnflow.core.files import PICTURES
 from attnflow.core.methods import METHODS
-from attnflow.core.text import join_subwords
+from attnflow.core.text import show_token
 from attnflow.errors import OptionError, printable
 from attnflow.models.loading import BUNDLED, load
 from attnflow.show.terminal import heat_strip, notes, print_explanation, print_note, say
@@ -148,7 +148,7 @@ def print_prompt_attention(console: Console, shown: PromptAttention, layer: int 
         )
         console.print(Text(line, style="dim"))
     for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
-        name = Text(f"{join_subwords([printable(token)]):>16}  ")
+        name = Text(f"{show_token(token):>16}  ")
         console.print(name.append_text(heat_strip(console, shown.prompt, values)))
 
 

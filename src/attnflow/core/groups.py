@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnflow.core.graph import Floats, iterated, positions_of
+from attnflow.core.text import join_subwords
 from attnflow.errors import OptionError
 
 
@@ -174,11 +175,6 @@ def word_groups(
 def sum_groups(values: Floats, groups: Sequence[Group]) -> Floats:
     """values [..., key] summed over the keys of each group: [..., group]."""
     return np.stack([values[..., list(group.positions)].sum(axis=-1) for group in groups], axis=-1)
-
-
-def join_subwords(tokens: Sequence[str]) -> str:
-    """One word from its tokens, without the marks of tokenizers for a word's start or rest."""
-    return "".join(token.removeprefix("##").replace("Ġ", "").replace("▁", "") for token in tokens)
 
 
 def list_numbers(numbers: Sequence[int]) -> str:

@@ -19,7 +19,8 @@ from attnflow.core.groups import (
     refuse_removed,
     sum_groups,
 )
-from attnflow.core.results import LIMITS, MaxFlow, TokenAttention
+from attnflow.core.results import LIMITS, TokenAttention
+from attnflow.core.single_flow import MaxFlow
 from attnflow.errors import OptionError, SaturationWarning
 from attnflow.notices import give_notice
 from attnflow.progress import progress_bar

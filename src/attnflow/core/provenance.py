@@ -60,11 +60,12 @@ class Source:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by their names, ready for JSON."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        content = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**content, "versions": dict(self.versions)}
 
     def to_json(self) -> str:
         """The same as one line of JSON."""
-        return json.dumps({**self.to_dict(), "versions": dict(self.versions)})
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> "Source":

@@ -1,43 +1,72 @@
-"""What the methods return: `TokenAttention` and `MaxFlow`, with their tables and files."""
+"""What the methods return: `TokenAttention`, with its tables and files."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.files import by_ending, dump_json, write_csv
+from attnflow.core.files import by_ending, dump_json
 from attnflow.core.graph import Floats, integers
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
-from attnflow.errors import MissingExtraError, OptionError
-
-if TYPE_CHECKING:
-    import pandas
-
+from attnflow.core.provenance import Source
+from attnflow.core.tables import VIEW_ROWS, Panel, Table
+from attnflow.core.text import clean_text, show_token
+from attnflow.errors import OptionError
 
 LIMITS = ("between", "source", "target")  # what limits a flow, by the codes of `limits`
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttention:
+class TokenAttention(Table):
     """How much each token of layer `bottom` reaches each position of each layer.
 
-    values: [layer, query, key], one matrix for each of `layers`, one row for each of `positions`,
-    one column for each position of layer `bottom` (of raw attention: of the layer below), or for
-    each of `groups`. tokens: the names of the keys. window, removed: the layers' windows and the
-    positions that were taken out, as in the graph.
+    Parameters
+    ----------
+    values
+        [layer, query, key]: one matrix per layer of `layers`, one row per position of `positions`,
+        one column per position of layer `bottom` (raw attention: of the layer below), or per group
+        of `groups`.
+    method
+        The name of the method.
+    layers, positions
+        Whose rows these are.
+    bottom
+        The layer that the keys are positions of; None for raw attention.
+    tokens, queries
+        The names of the keys, and of `positions`.
+    causal
+        Whether no query sees a later key.
+    normalize
+        "sum", "receptive_field" or None, as the method was asked.
+    words
+        The word that each token belongs to, by number; None where this is not known.
+    groups
+        The positions that each key takes together; None if keys are positions.
+    limits
+        [layer, query, key], of flow only: places in `LIMITS`; see `limited_by`.
+    window, removed
+        The windows of the graph's layers, and the positions that were taken out of it.
+    size
+        The number of positions of the graph; inferred if None, unless there are groups.
+    edges
+        What an edge of the graph weighs.
+    source
+        Where the result came from.
 
     >>> import attnflow as af
     >>> result = af.rollout(af.Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"]))
-    >>> result.at(position=1)
+    >>> result.at(position=-1)
     array([0.5, 0.5])
     >>> result.top(1, position=0)
     [(0, 'the', 0.75)]
     """
+
+    columns = ("method", "layer", "position", "query", "key", "token", "value")
 
     values: Floats  # [layer, query, key]
     method: str
@@ -53,6 +82,13 @@ class TokenAttention:
     limits: npt.NDArray[np.int8] | None = None  # [layer, query, key], places in LIMITS
     window: tuple[int | None, ...] | None = None
     removed: tuple[int, ...] = ()
+    size: int | None = None  # positions of the graph
+    edges: str = "attention"  # what an edge of the graph weighs
+    source: Source | None = None  # where it came from
+
+    def __post_init__(self) -> None:
+        if self.size is None and self.groups is None:  # keys are positions
+            object.__setattr__(self, "size", int(self.values.shape[-1]))
 
     @property
     def limited_by(self) -> npt.NDArray[np.str_] | None:
@@ -106,47 +142,85 @@ class TokenAttention:
         return np.logical_or.reduceat(seen, starts, axis=1)
 
     def at(self, position: int, layer: int | None = None) -> Floats:
-        """[key]: the row of one position, in the top layer computed if none is given."""
-        layer = max(self.layers) if layer is None else layer
-        (layer,), (position,) = integers([layer], "layer"), integers([position], "position")
-        if layer not in self.layers:
-            raise OptionError(
-                f"layer {layer} was not computed; this result has layers {list_numbers(self.layers)}"
-            )
-        if position not in self.positions:
-            raise OptionError(
-                f"position {position} was not computed; this result has positions {list_numbers(self.positions)}"
-            )
-        row: Floats = self.values[self.layers.index(layer), self.positions.index(position)]
-        return row
+        """[key]: the row of one position of one layer.
 
-    def select(self, position: int, layer: int) -> "TokenAttention":
-        """The same with one layer and one position only."""
-        self.at(position, layer)  # refuses what was not computed
-        first, second = self.layers.index(layer), self.positions.index(position)
-        part = (slice(first, first + 1), slice(second, second + 1))
+        Parameters
+        ----------
+        position
+            The position; a negative one counts from the end of the sequence.
+        layer
+            The layer; the top one of this result if None.
+        """
+        place, row = self._find_row(position, layer)
+        values: Floats = self.values[place, row]
+        return values
+
+    def select(self, position: int, layer: int | None = None) -> "TokenAttention":
+        """The same with one position of one layer only.
+
+        Parameters
+        ----------
+        position, layer
+            As in `at`.
+        """
+        place, row = self._find_row(position, layer)
+        part = (slice(place, place + 1), slice(row, row + 1))
         return replace(
             self,
             values=self.values[part],
-            layers=(layer,),
-            positions=(position,),
-            queries=(self.queries[second],),
+            layers=(self.layers[place],),
+            positions=(self.positions[row],),
+            queries=(self.queries[row],),
             limits=None if self.limits is None else self.limits[part],
         )
 
     def top(
         self, k: int = 5, *, position: int | None = None, layer: int | None = None
     ) -> list[tuple[int, str, float]]:
-        """The k strongest keys of a row, as (key, token, value); of the first position computed, or the last if causal, by default."""
+        """The strongest keys of one row, as (key, token, value), the strongest first.
+
+        Parameters
+        ----------
+        k
+            At most so many.
+        position
+            As in `at`; if None, the first position of this result, or the last if it is causal.
+        layer
+            As in `at`.
+        """
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise OptionError(f"top takes a whole number, at least 1; got {k!r}")
-        if position is None:
-            position = self.positions[-1 if self.causal else 0]
-        row = self.at(position, layer)
+        row = self.at(self._default_position if position is None else position, layer)
         return [
             (int(key), self.tokens[key], float(row[key]))
             for key in np.argsort(-row, kind="stable")[:k]
         ]
+
+    @property
+    def _default_position(self) -> int:
+        return self.positions[-1 if self.causal else 0]
+
+    def _find_row(self, position: int, layer: int | None) -> tuple[int, int]:
+        """The places of a layer and of a position in `values`."""
+        layer = max(self.layers) if layer is None else layer
+        (layer,), (asked,) = integers([layer], "layer"), integers([position], "position")
+        if layer not in self.layers:
+            raise OptionError(
+                f"layer {layer} was not computed;"
+                f" this result has layers {list_numbers(self.layers)}"
+            )
+        if asked < 0 and self.size is None:
+            raise OptionError(
+                "a negative position counts from the end of a sequence whose size is known; got"
+                f" {asked}: give one of {list_numbers(self.positions)}, or the result a size"
+            )
+        counted = asked + (self.size or 0) if asked < 0 else asked
+        if counted not in self.positions:
+            raise OptionError(
+                f"position {asked} was not computed;"
+                f" this result has positions {list_numbers(self.positions)}"
+            )
+        return self.layers.index(layer), self.positions.index(counted)
 
     def by_word(self) -> "TokenAttention":
         """The same with the tokens of each word summed over keys; a token of no word stands alone.
@@ -158,7 +232,7 @@ class TokenAttention:
                 "what is relative to a receptive field does not add up over a word's tokens;"
                 f" ask for it: {self.method}(graph, groups='words', normalize='receptive_field')"
             )
-        if self.method == "flow":
+        if self.method == "flow" or self.limits is not None:
             raise OptionError(
                 "the flow to a word is not the sum of the flows to its tokens, which would rank"
                 " words by their number of tokens; ask for it: flow(graph, groups='words')"
@@ -172,46 +246,64 @@ class TokenAttention:
             groups=groups,
         )
 
-    def to_pandas(self) -> "pandas.DataFrame":
-        """A table with one line for each layer, position and key."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError(
-                "to_pandas needs pandas: pip install 'attnflow[pandas]'"
-            ) from error
-        layers, queries, keys = self.values.shape
-        columns = {
-            "layer": np.repeat(self.layers, queries * keys),
-            "position": np.tile(np.repeat(self.positions, keys), layers),
-            "query": np.tile(np.repeat(np.array(self.queries, dtype=object), keys), layers),
-            "key": np.tile(np.arange(keys), layers * queries),
-            "token": np.tile(np.array(self.tokens, dtype=object), layers * queries),
-            "value": self.values.ravel(),
-        }
-        return pandas.DataFrame(columns)
-
-    def rows(self) -> Iterator[tuple[int, int, str, int, str, float]]:
-        """(layer, position, query, key, token, value) for each value."""
+    def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:
+        """(method, layer, position, query, key, token, value) of each value."""
         for matrix, layer in zip(self.values, self.layers, strict=True):
             for row, position, query in zip(
                 matrix.tolist(), self.positions, self.queries, strict=True
             ):
                 for key, (token, value) in enumerate(zip(self.tokens, row, strict=True)):
-                    yield layer, position, query, key, token, value
+                    yield self.method, layer, position, query, key, token, value
+
+    def _by_column(self) -> dict[str, Any]:
+        layers, queries, keys = self.values.shape
+        asking, tokens = (
+            np.array([clean_text(name) for name in names], dtype=object)
+            for names in (self.queries, self.tokens)
+        )
+        return {
+            "method": np.full(self.values.size, self.method, dtype=object),
+            "layer": np.repeat(self.layers, queries * keys),
+            "position": np.tile(np.repeat(self.positions, keys), layers),
+            "query": np.tile(np.repeat(asking, keys), layers),
+            "key": np.tile(np.arange(keys), layers * queries),
+            "token": np.tile(tokens, layers * queries),
+            "value": self.values.ravel(),
+        }
+
+    def _view(self) -> Iterator[Panel]:
+        """The row of the default position in the top layer, its strongest keys in their order."""
+        shown = self.select(self._default_position)
+        row = shown.values[0, 0]
+        strongest = np.sort(np.argsort(-row, kind="stable")[:VIEW_ROWS]).tolist()
+        where = f"layer {shown.layers[0]}, position {shown.positions[0]}"
+        kind = "keys" if self.groups is None else "groups"
+        yield Panel(
+            ("key", "token", "value"),
+            [(key, self.tokens[key], float(row[key])) for key in strongest],
+            caption=f"{self.method}: {where} ({show_token(shown.queries[0])})",
+            note=f"the {len(strongest)} strongest of {len(row):,} {kind}"
+            if len(strongest) < len(row)
+            else "",
+            bar="value",
+        )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .csv (one line a value), .json or .npz, by the ending of the name."""
+        """Write all values, and where they came from; the ending of the name says how.
+
+        Parameters
+        ----------
+        path
+            A file that ends in .csv (one line per value), .json or .npz.
+        """
         return by_ending(
             path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
         )
 
-    def _write_csv(self, file: IO[bytes]) -> None:
-        write_csv(file, ["layer", "position", "query", "key", "token", "value"], self.rows())
-
     def _write_json(self, file: IO[bytes]) -> None:
-        content = {
+        content: dict[str, Any] = {
             "method": self.method,
+            "edges": self.edges,
             "normalize": self.normalize,
             "layers": self.layers,
             "positions": self.positions,
@@ -224,6 +316,8 @@ class TokenAttention:
             content["groups"] = [group.positions for group in self.groups]
         if self.saturated is not None:
             content["saturated"] = self.saturated.tolist()
+        if self.source is not None:
+            content["source"] = self.source.to_dict()
         file.write(dump_json(content).encode())
 
     def _write_npz(self, file: IO[bytes]) -> None:
@@ -234,6 +328,7 @@ class TokenAttention:
             "tokens": np.array(self.tokens),
             "queries": np.array(self.queries),
             "method": np.array(self.method),
+            "edges": np.array(self.edges),
             "normalize": np.array(self.normalize or "none"),
             "bottom": np.array(-1 if self.bottom is None else self.bottom),
         }
@@ -242,6 +337,8 @@ class TokenAttention:
             arrays["group_lengths"] = np.array([len(group.positions) for group in self.groups])
         if self.saturated is not None:
             arrays["saturated"] = self.saturated
+        if self.source is not None:
+            arrays["source"] = np.array(self.source.to_json())
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -253,33 +350,6 @@ class TokenAttention:
         keys = f"{len(self.tokens)} {'keys' if self.groups is None else 'groups'}"
         layers = f"{self.method} from layers {list_numbers(self.layers)}{down_to}"
         return f"<TokenAttention: {layers}, {positions}, {keys}>"
-
-
-@dataclass(frozen=True, eq=False)
-class MaxFlow:
-    """One maximum flow: its value, the flow on every edge, and the edges that limit it.
-
-    edges: [layer, query, key], the flow on the edge from (layer, query) to (layer-1, key), for layers bottom+1..source layer.
-    cut: (layer, query, key) of every edge of a minimum cut. All of them are full, and their capacities sum to the value.
-    target: (layer, position), or (layer, positions) of a group that was taken together.
-    """
-
-    value: float
-    source: tuple[int, int]
-    target: tuple[int, int | tuple[int, ...]]
-    edges: Floats  # [layer, query, key]
-    cut: tuple[tuple[int, int, int], ...]
-    cut_capacity: float
-    tokens: tuple[str, ...]
-
-    @property
-    def targets(self) -> tuple[int, ...]:
-        """The positions of the target: one, or those of a group."""
-        end = self.target[1]
-        return end if isinstance(end, tuple) else (end,)
-
-    def __repr__(self) -> str:
-        return f"<MaxFlow: {self.value:.6g} from {self.source} to {self.target}, limited by {len(self.cut)} edges>"
 
 
 def measure_spread(values: Floats, seen: npt.NDArray[np.bool_]) -> Floats:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.analysis.evaluation import markdown, spearman
-from attnflow.analysis.generation import is_common
 from attnflow.core.files import by_ending, dump_json, write_csv
 from attnflow.core.graph import Floats, check_whole
 from attnflow.core.groups import list_numbers, word_groups
+from attnflow.core.text import is_common
 from attnflow.corpus.folder import ERRORS, Manifest, is_whole, shard_errors_path, shard_path
 from attnflow.corpus.reading import check_schema, read_shards, schema_of
 from attnflow.corpus.rows import require_pyarrow

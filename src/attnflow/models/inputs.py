@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from attnflow.core.graph import integers
 from attnflow.errors import CaptureError, OptionError
@@ -220,3 +220,20 @@ def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Ten
         [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
     )
     return ids, mask
+
+
+# ---- what may be given, for type checkers -------------------------------------------------------
+
+
+class ArrayLike(Protocol):
+    """An array, a tensor or a picture (numpy, torch, PIL): token ids, or an image."""
+
+    @property
+    def size(self) -> Any:
+        """How large it is."""
+
+
+# A list is several inputs, unless it is a list of token ids: so a function that takes one or
+# several has two overloads, `inputs: OneInput` and `inputs: list[AnInput]`.
+OneInput = str | tuple[str, str] | Sequence[int] | Encoded | os.PathLike[str] | ArrayLike
+AnInput = TypeVar("AnInput", bound=OneInput)

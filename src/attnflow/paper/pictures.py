@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from attnflow.analysis.explanation import Explanation, explain
-from attnflow.core.groups import join_subwords, list_words
+from attnflow.core.groups import list_words
+from attnflow.core.text import join_subwords
 from attnflow.errors import OptionError
 from attnflow.models.loading import BUNDLED, load
 from attnflow.models.model import Model, evaluating

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from attnflow.analysis.evaluation import evaluate
-from attnflow.analysis.importance import REDUCTIONS, Importance, input_gradient
+from attnflow.analysis.gradients import REDUCTIONS, input_gradient
 from attnflow.analysis.report import Report
+from attnflow.analysis.token_importance import Importance
 from attnflow.core.files import write_csv, write_file
 from attnflow.core.tables import format_markdown
 from attnflow.errors import OptionError, RoundingWarning

@@ -2,7 +2,6 @@
 
 import os
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 from attnflow.core.files import PICTURES, Writer, by_ending
 from attnflow.core.graph import Floats, integers
 from attnflow.core.results import TokenAttention
+from attnflow.core.text import split_shown
 from attnflow.errors import FileError, MissingExtraError, OptionError
 
 if TYPE_CHECKING:
@@ -183,10 +183,10 @@ def method_title(method: str) -> str:
 
 
 def labels(tokens: Iterable[str], longest: int = LONGEST) -> list[str]:
-    r"""Tokens as they are drawn: without the marks of word starts, escaped where the font has no glyph, shortened.
+    r"""Tokens as they are drawn: without the marks of tokenizers, escaped where the font has no glyph, shortened.
 
     >>> labels(["Ġkey", "▁to", "##s", "Ċ", chr(0x200b), "x" * 10_000])
-    ['key', 'to', '##s', '\\n', '\\u200b', 'xxxxxxxxxxxxxxx…']
+    ['key', 'to', 's', '\\n', '\\u200b', 'xxxxxxxxxxxxxxx…']
     """
     drawable = glyphs()
     return [label(token, drawable, longest) for token in tokens]
@@ -207,20 +207,12 @@ def glyphs() -> set[int]:
 
 def label(token: str, drawable: set[int], longest: int) -> str:
     """One token as it is drawn."""
-    text = str(token)
-    bare = text.replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n").strip(" ")
-    bare = bare or ("␣" if text else "∅")
+    units = list(split_shown(str(token)))
     shown = ""
-    for character in bare:
-        invisible = unicodedata.category(character)[0] in "CZ" and character != " "
-        unit = (
-            character.encode("unicode_escape").decode()
-            if invisible or ord(character) not in drawable
-            else character
-        )
-        if len(shown) + len(unit) > longest - (
-            len(bare) > longest
-        ):  # an escape is never cut in two
+    for unit in units:
+        if not drawable.issuperset(map(ord, unit)):
+            unit = unit.encode("unicode_escape").decode()
+        if len(shown) + len(unit) > longest - (len(units) > longest):  # no escape is cut in two
             return shown[: longest - 1] + "…"
         shown += unit
     return shown

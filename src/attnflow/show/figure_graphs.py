@@ -8,7 +8,8 @@ import numpy as np
 from attnflow.analysis.explanation import Explanation
 from attnflow.core.graph import Floats, integers
 from attnflow.core.groups import list_numbers
-from attnflow.core.results import MaxFlow, TokenAttention
+from attnflow.core.results import TokenAttention
+from attnflow.core.single_flow import MaxFlow
 from attnflow.errors import OptionError
 from attnflow.show.drawing import (
     COLOURS,

@@ -1,0 +1,188 @@
+"""`blank_out`: how much a prediction changes when a token, or a group of them, is blanked out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+
+from attnflow.analysis.token_importance import Importance
+from attnflow.analysis.watching import Targets, Variant, prepare, watch
+from attnflow.core.graph import integers
+from attnflow.core.groups import Group, Groups, read_groups
+from attnflow.core.provenance import Source
+from attnflow.errors import OptionError
+from attnflow.models.inputs import AnInput, Encoded, OneInput
+from attnflow.models.model import Model
+
+
+@overload
+def blank_out(
+    model: Any,
+    inputs: OneInput,
+    target: Targets = None,
+    *,
+    replacement: int | str | None = None,
+    position: int | None = None,
+    groups: Groups | None = None,
+    signed: bool = False,
+    batch_tokens: int | None = None,
+) -> Importance: ...
+@overload
+def blank_out(
+    model: Any,
+    inputs: list[AnInput],
+    target: Targets = None,
+    *,
+    replacement: int | str | None = None,
+    position: int | None = None,
+    groups: Groups | None = None,
+    signed: bool = False,
+    batch_tokens: int | None = None,
+) -> list[Importance]: ...
+def blank_out(
+    model: Any,
+    inputs: Any,
+    target: Targets = None,
+    *,
+    replacement: int | str | None = None,
+    position: int | None = None,
+    groups: Groups | None = None,
+    signed: bool = False,
+    batch_tokens: int | None = None,
+) -> Importance | list[Importance]:
+    """The change of the target's probability when a token is replaced by UNK, per token.
+
+    Parameters
+    ----------
+    model
+        A `Model`, or a Hugging Face model that takes token ids.
+    inputs
+        A text, a pair of texts, or token ids; or a list of them, which gives a list.
+    target
+        A class by name or number (for language models a token), one for all inputs or a list with
+        one per input; the predicted one if None.
+    replacement
+        A token, its id, or "attention", which takes the token out of the attention mask. If None:
+        UNK, or the mask token if there is no UNK, or "attention" if there is neither. An UNK that
+        also ends or starts texts, as GPT-2's, does not count as one.
+    position
+        As in `Model.predict`.
+    groups
+        "words", or lists of positions: each group is blanked out as a whole.
+    signed
+        Keep the sign: positive where the token speaks for the target, so that its probability
+        falls without it, negative where it speaks against it. Otherwise the absolute change.
+    batch_tokens
+        How many tokens run through the model together; the model's own number if None.
+
+    >>> from attnflow import load
+    >>> blank_out(load("verb-number"), "the keys to the old house").top(1)[0][:2]
+    (2, 'keys')
+    """
+    model, many, encoded, targets = prepare(model, inputs, target, "blank_out")
+    blank = find_replacement(model, replacement)
+    places = [model.logit_position(value, position) for value in encoded]
+    intact = list(map(Variant, encoded, places, targets))
+    results = measure_blank_out(
+        model,
+        encoded,
+        places,
+        watch(model, intact, batch_tokens),
+        blank=blank,
+        groups=groups,
+        signed=signed,
+        batch_tokens=batch_tokens,
+    )
+    return results if many else results[0]
+
+
+def measure_blank_out(
+    model: Model,
+    encoded: Sequence[Encoded],
+    at: Sequence[int],
+    before: Sequence[tuple[int, float]],
+    *,
+    blank: int | None,
+    groups: Groups | None = None,
+    signed: bool = False,
+    batch_tokens: int | None = None,
+) -> list[Importance]:
+    """Blank-out of inputs whose target and probability, as they stand, are known.
+
+    at: where each prediction is read. before: the class that is watched, and its probability.
+    """
+    units = [list_units(value, groups) for value in encoded]
+    variants = [
+        Variant(
+            replace_tokens(value, unit.positions, blank),
+            place,
+            target,
+            unit.positions if blank is None else (),
+        )
+        for value, place, (target, _), parts in zip(encoded, at, before, units, strict=True)
+        for unit in parts
+    ]
+    after = iter(watch(model, variants, batch_tokens))
+    results = []
+    for value, (target, probability), parts in zip(encoded, before, units, strict=True):
+        drops = np.array([probability - next(after)[1] for _ in parts])
+        label = model.label(target)
+        results.append(
+            Importance(
+                drops if signed else np.abs(drops),
+                "blank_out",
+                tuple(unit.name for unit in parts),
+                label,
+                probability,
+                value.words if groups is None else None,
+                signed,
+                None if groups is None else parts,
+                Source(model.name, method="blank_out", target=label),
+            )
+        )
+    return results
+
+
+def find_replacement(model: Model, replacement: int | str | None) -> int | None:
+    """The id that blanks a token out; None to take the token out of the attention mask."""
+    tokenizer = model.tokenizer
+    if replacement == "attention":
+        return None
+    if replacement is None:
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        if unknown is not None and unknown not in model.marks:
+            return int(unknown)
+        mask = getattr(tokenizer, "mask_token_id", None)
+        return None if mask is None else int(mask)
+    if isinstance(replacement, str):
+        vocabulary = {} if tokenizer is None else tokenizer.get_vocab()
+        if replacement not in vocabulary:
+            raise OptionError(
+                "replacement must be a token of the model's vocabulary, its id, or 'attention';"
+                f" got {replacement!r}"
+            )
+        replacement = int(vocabulary[replacement])
+    (replacement,) = integers([replacement], "replacement")
+    if not 0 <= replacement < model.vocabulary_size:
+        raise OptionError(
+            "replacement must be a token, 'attention', or an id from 0 to"
+            f" {model.vocabulary_size - 1}; got {replacement!r}"
+        )
+    return replacement
+
+
+def list_units(encoded: Encoded, groups: Groups | None) -> tuple[Group, ...]:
+    """What is blanked out together: each token by itself, or groups of positions."""
+    if groups is None:
+        return tuple(Group(name, (place,)) for place, name in enumerate(encoded.tokens))
+    return read_groups(groups, len(encoded.tokens), tokens=encoded.tokens, words=encoded.words)
+
+
+def replace_tokens(encoded: Encoded, positions: Sequence[int], blank: int | None) -> Encoded:
+    """The input with some tokens replaced; as it is, if they leave the attention mask instead."""
+    if blank is None:
+        return encoded
+    gone = set(positions)
+    ids = tuple(blank if place in gone else token for place, token in enumerate(encoded.ids))
+    return replace(encoded, ids=ids)

@@ -1,0 +1,154 @@
+"""`Importance`: one number per token, how much a prediction depends on it."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.core.files import by_ending, dump_json
+from attnflow.core.graph import Floats, check_whole
+from attnflow.core.groups import Group, sum_groups, word_groups
+from attnflow.core.provenance import Source
+from attnflow.core.tables import Panel, Table, format_number
+from attnflow.errors import OptionError
+
+
+@dataclass(frozen=True, eq=False)
+class Importance(Table):
+    """One number per token: how much the target's probability depends on it.
+
+    Parameters
+    ----------
+    values
+        [token]: signed values are positive where a token speaks for the target, and negative where
+        it speaks against it; others are not negative.
+    method
+        "blank_out", "input_gradient", or the name of a function of your own.
+    tokens
+        The names of the tokens, or of the groups.
+    target
+        The name of the class (for language models: the token) whose probability was watched.
+    probability
+        The target's probability on the input as it stands.
+    words
+        The word that each token belongs to, by number; None where this is not known.
+    signed
+        Whether the values have a sign.
+    groups
+        The positions that were taken together; None for tokens.
+    source
+        Where the result came from.
+
+    >>> keys = Importance(np.array([0.1, 0.7]), "mine", ("the", "keys"), "plural", 0.9)
+    >>> keys.top(1)
+    [(1, 'keys', 0.7)]
+    """
+
+    columns = ("method", "target", "key", "token", "value")
+
+    values: Floats  # [token]
+    method: str
+    tokens: tuple[str, ...]
+    target: str
+    probability: float
+    words: tuple[int | None, ...] | None = None
+    signed: bool = False
+    groups: tuple[Group, ...] | None = None  # what was taken together, if it was not tokens
+    source: Source | None = None  # where it came from
+
+    def top(self, k: int = 5) -> list[tuple[int, str, float]]:
+        """The most important tokens, for or against, as (position, token, value).
+
+        Parameters
+        ----------
+        k
+            At most so many.
+        """
+        check_whole("k", k)
+        order = np.argsort(-np.abs(self.values), kind="stable")[:k]
+        return [(int(at), self.tokens[at], float(self.values[at])) for at in order]
+
+    def by_word(self) -> "Importance":
+        """The same with the tokens of each word summed; a token without a word stands alone.
+
+        Blank-out refuses: a word is blanked out as a whole by `blank_out(..., groups="words")`.
+        """
+        if self.method == "blank_out":
+            raise OptionError(
+                "blank-out of a word is not the sum over its tokens;"
+                " ask for it: blank_out(model, text, groups='words')"
+            )
+        groups = word_groups(self.tokens, self.words)
+        names = tuple(group.name for group in groups)
+        values = sum_groups(self.values, groups)
+        return replace(self, values=values, tokens=names, words=None, groups=groups)
+
+    def rows(self) -> Iterator[tuple[str, str, int, str, float]]:
+        """(method, target, key, token, value) of each token."""
+        for key, (token, value) in enumerate(zip(self.tokens, self.values.tolist(), strict=True)):
+            yield self.method, self.target, key, token, value
+
+    def _view(self) -> Iterator[Panel]:
+        yield Panel(
+            ("key", "token", "value"),
+            [row[2:] for row in self.rows()],
+            caption=f"{self.method}: what {self.target}, with probability"
+            f" {format_number(self.probability)}, depends on",
+            bar="value",
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write all values, and where they came from; the ending of the name says how.
+
+        Parameters
+        ----------
+        path
+            A file that ends in .csv (one line per token), .json or .npz.
+        """
+        return by_ending(
+            path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
+        )
+
+    def _write_json(self, file: IO[bytes]) -> None:
+        content: dict[str, Any] = {
+            "method": self.method,
+            "target": self.target,
+            "probability": self.probability,
+            "signed": self.signed,
+            "tokens": self.tokens,
+            "values": self.values.tolist(),
+        }
+        if self.groups is not None:
+            content["groups"] = [group.positions for group in self.groups]
+        if self.source is not None:
+            content["source"] = self.source.to_dict()
+        file.write(dump_json(content).encode())
+
+    def _write_npz(self, file: IO[bytes]) -> None:
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "values": self.values,
+            "tokens": np.array(self.tokens),
+            "method": np.array(self.method),
+            "target": np.array(self.target),
+            "probability": np.array(self.probability),
+            "signed": np.array(self.signed),
+        }
+        if self.groups is not None:  # each group's positions, one after another, and their number
+            arrays["group_positions"] = np.concatenate([group.positions for group in self.groups])
+            arrays["group_lengths"] = np.array([len(group.positions) for group in self.groups])
+        if self.source is not None:
+            arrays["source"] = np.array(self.source.to_json())
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy:
+            return np.array(self.values, dtype=dtype)
+        return np.asarray(self.values, dtype=dtype)
+
+    def __repr__(self) -> str:
+        watched = f"{self.target!r} ({self.probability:.3f})"
+        return f"<Importance: {self.method} of {len(self.tokens)} tokens for {watched}>"

@@ -1,0 +1,91 @@
+"""The text of tokens: the one place that knows the marks which tokenizers put on them.
+
+"Ġ" and "▁" stand for the space before a word, "Ċ" for a line break, "##" for the rest of a word
+(WordPiece), "@@" for a word that continues, "</w>" for the end of one (older BPE).
+"""
+
+import re
+import string
+from collections.abc import Collection, Iterator, Sequence
+
+SPACES = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
+# only where something is left: "##" and "###" are headings, not rests of words
+PIECES = re.compile(r"^##(?=[^#\s])|(?<=[^@])@@\Z|(?<=.)</w>\Z", re.DOTALL)
+JOINERS = "\u200c\u200d"  # what joins or parts two letters (Persian, Hindi), or builds an emoji
+
+# English function words: rollout favours them, because nearly every token looks at them
+COMMON_WORDS_TEXT = """
+a an the this that these those some any each every no not and or but nor so yet if then than as of
+to in on at by for from with into onto over under about after before between through during against
+without within up down out off is are was were be been being am do does did done have has had having
+will would shall should can could may might must i you he she it we they me him her us them my your
+his its our their mine yours hers ours theirs myself yourself himself herself itself ourselves
+themselves who whom whose which what when where why how there here also just only very too
+"""
+COMMON_WORDS = frozenset(COMMON_WORDS_TEXT.split())
+
+
+def strip_marks(token: str) -> str:
+    r"""The text of a token: without the marks of its tokenizer and without spaces around it.
+
+    >>> [strip_marks(token) for token in ("Ġkey", "▁key", "##s", "key</w>", "Ċ", "##", "Ġ")]
+    ['key', 'key', 's', 'key', '\n', '##', '']
+    """
+    return PIECES.sub("", token).translate(SPACES).strip(" ")
+
+
+def show_token(token: str) -> str:
+    r"""A token as a person reads it: no marks of its tokenizer, and nothing that cannot be seen.
+
+    Control characters, and all others without a picture of their own, are escaped as in Python.
+    "␣" is a token of spaces only, "∅" an empty one.
+
+    >>> [show_token(token) for token in ("Ġkey", "##s", "Ċ", "Ġ", "", "\x1b[31m")]
+    ['key', 's', '\\n', '␣', '∅', '\\x1b[31m']
+    """
+    return "".join(split_shown(token))
+
+
+def split_shown(token: str) -> Iterator[str]:
+    """The same in units that must not be cut in two: one character, or one escape, at a time."""
+    text = strip_marks(token) or ("␣" if token else "∅")
+    for place, character in enumerate(text):
+        around = text[place - 1 : place] + text[place + 1 : place + 2]
+        joins = character in JOINERS and len(around) == 2 and around.isprintable()
+        if character.isprintable() or joins:
+            yield character
+        else:
+            yield character.encode("unicode_escape").decode()
+
+
+def clean_text(text: str) -> str:
+    r"""A text that UTF-8 can say: a lone surrogate, half of a character, is escaped.
+
+    >>> clean_text("key\ud800")
+    'key\\ud800'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def join_subwords(tokens: Sequence[str]) -> str:
+    """One word from its tokens, without marks; a word of nothing but marks keeps them.
+
+    >>> join_subwords(["un", "##believ", "##able"]), join_subwords(["Ġkey", "s"])
+    ('unbelievable', 'keys')
+    """
+    return "".join(map(strip_marks, tokens)) or "".join(tokens)
+
+
+def is_common(token: str, words: Collection[str] = COMMON_WORDS, punctuation: bool = True) -> bool:
+    """Whether a token is one of these words, which are in lower case, or punctuation.
+
+    Marks of tokenizers do not count: a token that consists of marks only is punctuation.
+
+    >>> [is_common(token) for token in ("ĠThe", "##,", "Ċ", "Ġkey")]
+    [True, True, True, False]
+    """
+    text = strip_marks(token).strip().lower()
+    return text in words or (
+        punctuation
+        and all(character in string.punctuation or character.isspace() for character in text)
+    )
