@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnflow.core.graph import integers
 from attnflow.errors import CaptureError, OptionError
+from attnflow.models.families import find_family
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +171,7 @@ def read_image(value: Any, processor: Any, config: Any, name: str) -> "torch.Ten
     if (
         isinstance(expected, int)
         and pixels.shape[1:] != (expected, expected)
-        and "dinov2" not in config.model_type
+        and not find_family(config).any_image_size
     ):
         raise OptionError(
             f"{name} takes images of {expected} x {expected};"

@@ -24,6 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.errors import CaptureError
+from attnflow.models.families import (
+    CAUSAL,
+    NO_TOKEN_SCORE,
+    SCALING,
+    SCORE_BIAS,
+    SOFTCAP,
+    WINDOW,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +122,7 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
                     options | {"hides_future": attend.hides_future},
                     torch.from_numpy(weights),
                 )
-            calls.append(Call(names[module], weights, sink, options.get("sliding_window")))
+            calls.append(Call(names[module], weights, sink, options.get(WINDOW)))
         return output
 
     with intercepting(listen):
@@ -182,14 +190,14 @@ def compute_weights(
 
     sequences, count, queries, width = query.shape
     groups, keys = key.shape[1], key.shape[2]
-    scaling = options.get("scaling")
+    scaling = options.get(SCALING)
     scaling = width**-0.5 if scaling is None else scaling
     softcap, bias, sinks = (
-        options.get("softcap"),
-        options.get("position_bias"),
-        options.get("s_aux"),
+        options.get(SOFTCAP),
+        options.get(SCORE_BIAS),
+        options.get(NO_TOKEN_SCORE),
     )
-    is_causal = options.get("is_causal")
+    is_causal = options.get(CAUSAL)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     may_hide = mask is None and options.get("hides_future", True)
     hides_future = may_hide and bool(is_causal) and queries > 1

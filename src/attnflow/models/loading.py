@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import AttnFlowError, FileError, OptionError
+from attnflow.models.families import ABOVE_LAYERS
 from attnflow.models.model import Model, require_torch
 
 # the name of the model that ships with attnflow, and the model_type in its config.json
@@ -336,7 +337,7 @@ def check_weights(source: Source, loaded: Model, report: dict[str, Any]) -> None
     """
     missing = set(report["missing_keys"])
     if loaded.task == "encoder":
-        missing = {name for name in missing if "pooler" not in name.split(".")}
+        missing = {name for name in missing if not {*ABOVE_LAYERS} & {*name.split(".")}}
     shapes = {
         name: f"{name} (stored as {list(stored)}, should be {list(expected)})"
         for name, stored, expected in report["mismatched_keys"]

@@ -13,6 +13,15 @@ from weakref import WeakKeyDictionary
 from attnflow.core.graph import integers
 from attnflow.core.memory import is_of_memory
 from attnflow.errors import AttnFlowError, CaptureError, MissingExtraError, OptionError
+from attnflow.models.families import (
+    HEADLESS,
+    LANGUAGE,
+    TASKS,
+    check_settings,
+    count_unused_positions,
+    infer_task,
+    list_image_marks,
+)
 from attnflow.models.inputs import (
     Encoded,
     are_many,
@@ -29,28 +38,6 @@ from attnflow.models.listening import Probe, probe
 if TYPE_CHECKING:
     import torch
 
-# what a model is for, by how its class is named
-TASKS = {
-    "ForSequenceClassification": "sequence classification",
-    "VerbNumber": "sequence classification",  # the model that ships with attnflow
-    "ForTokenClassification": "token classification",
-    "ForImageClassification": "image classification",
-    "ForMaskedLM": "masked LM",
-    "ForConditionalGeneration": "sequence to sequence",
-    "MTModel": "sequence to sequence",  # MarianMTModel
-    "ForCausalLM": "causal LM",
-    "LMHeadModel": "causal LM",
-}
-NO_PREDICTION = ("encoder", "encoder-decoder")  # tasks of models without a head
-LANGUAGE = ("masked LM", "causal LM", "sequence to sequence")  # tasks whose classes are tokens
-EXTRA_POSITIONS = {  # families whose positions count from padding_idx + 1
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "mpnet",
-    "xlm-roberta-xl",
-    "roberta-prelayernorm",
-}
 BATCH_TOKENS = 4096  # tokens that run through a model together, padding included
 PROBED = 5  # tokens of the inputs by which a model is asked what it is made of
 PROBES: "WeakKeyDictionary[Any, Probe]" = WeakKeyDictionary()  # what each module answered
@@ -122,8 +109,8 @@ class Model:
                 "a Model's processor must be a tokenizer or an image processor;"
                 f" got {type(processor).__name__}"
             )
-        if task is not None and task not in {*TASKS.values(), *NO_PREDICTION}:
-            known = ", ".join(dict.fromkeys([*TASKS.values(), *NO_PREDICTION]))
+        if task is not None and task not in {*TASKS.values(), *HEADLESS}:
+            known = ", ".join(dict.fromkeys([*TASKS.values(), *HEADLESS]))
             raise OptionError(f"unknown task {task!r}; choose from {known}")
         if position is not None:
             (position,) = integers([position], "position")
@@ -131,7 +118,7 @@ class Model:
             "model": model,
             "tokenizer": tokenizer,
             "image_processor": images,
-            "task": infer_task(model) if task is None else task,
+            "task": infer_task(model, find_part(model).config) if task is None else task,
             "position": position,
         }.items():
             object.__setattr__(self, name, value)
@@ -189,7 +176,7 @@ class Model:
     @property
     def predicts(self) -> bool:
         """Whether it has a head that predicts something."""
-        return self.task not in NO_PREDICTION
+        return self.task not in HEADLESS
 
     @property
     def labels(self) -> dict[int, str]:
@@ -209,8 +196,8 @@ class Model:
         limits = [None, getattr(self.tokenizer, "model_max_length", None)]
         with suppress(NotImplementedError):  # XLNet's configuration, which has no limit
             limits[0] = getattr(self.config, "max_position_embeddings", None)
-        if isinstance(limits[0], int) and getattr(self.config, "model_type", "") in EXTRA_POSITIONS:
-            limits[0] -= 2
+        if isinstance(limits[0], int):
+            limits[0] -= count_unused_positions(self.config)
         known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**7]
         return min(known) if known and not self.is_vision else None
 
@@ -239,11 +226,7 @@ class Model:
             return PROBES[self.model]
 
     def _probe(self) -> Probe:
-        if getattr(self.config, "attention_type", None) == "block_sparse":
-            raise CaptureError(
-                f"{self.name} attends by random blocks, whose weights are not those of a graph;"
-                " set attention_type='original_full'"
-            )
+        check_settings(self.config, self.name)
         base = getattr(self.model, "base_model", self.model)  # heads may want special tokens
         for module in (base, self.model):
             arguments, changed = self._probe_inputs(module)
@@ -267,7 +250,7 @@ class Model:
             high, wide = given if isinstance(given, Sequence) else (given or 2 * down,) * 2
             pixels = torch.zeros(2, getattr(self.config, "num_channels", 3), high, wide)
             pixels[1, :, :down, :across] = 1.0
-            special = len(special_tokens(self.model))
+            special = len(list_image_marks(self.model, self.config))
             count = special + (high // down) * (wide // across)
             return {"pixel_values": pixels.to(self.device, self.dtype)}, {count: special}
         known = {each for name in ("pad", "bos", "eos") for each in list_ids(self.config, name)}
@@ -402,7 +385,7 @@ class Model:
         pixels = read_image(value, self.image_processor, self.config, self.name)
         down, across = patch_size(self.config)
         grid = (pixels.shape[1] // down, pixels.shape[2] // across)
-        special = special_tokens(self.model)
+        special = list_image_marks(self.model, self.config)
         patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
         marks = (*[True] * len(special), *[False] * len(patches))
         return Encoded((), (*special, *patches), pixels=pixels, grid=grid, special=marks)
@@ -664,29 +647,6 @@ def list_ids(config: Any, name: str) -> list[int]:
     """The ids of a special token in a configuration: none, one or several."""
     found = getattr(config, f"{name}_token_id", None)
     return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
-
-
-def infer_task(model: Any) -> str:
-    """What a model is for."""
-    name = type(model).__name__
-    for ending, task in TASKS.items():
-        if name.endswith(ending):
-            return task
-    pair = getattr(find_part(model).config, "is_encoder_decoder", False)
-    return "encoder-decoder" if pair else "encoder"
-
-
-def special_tokens(model: Any) -> list[str]:
-    """What stands before the patches of an image."""
-    names = {name for name, _ in model.named_parameters()}
-
-    def has(word: str) -> bool:
-        return any(name.endswith(word) for name in names)
-
-    registers = getattr(find_part(model).config, "num_register_tokens", 0) or 0
-    first = ["[CLS]"] if has("cls_token") or has("class_embedding") else []
-    distilled = ["[DISTILL]"] if has("distillation_token") else []
-    return [*first, *distilled, *(f"[REG{number}]" for number in range(registers))]
 
 
 # ---- running ------------------------------------------------------------------------------------
