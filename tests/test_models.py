@@ -10,8 +10,8 @@ import torch
 import transformers as t
 
 import attnflow as af
+from attnflow.models.execution import evaluating
 from attnflow.models.families import FAMILIES
-from attnflow.models.model import evaluating
 from tests.families import IMAGE, build, text, word_tokenizer
 
 IDS = [7, 23, 41, 9, 55]
@@ -417,7 +417,7 @@ UNUSED = [kind for kind, family in FAMILIES.items() if family.unused_positions !
 def test_a_model_takes_as_many_tokens_as_it_has_positions(kind: str, padding: int) -> None:
     options = {"pad_token_id": padding, "num_hidden_layers": 1, **NEEDED.get(kind, {})}
     module = make(t.AutoModel.from_config, text(t.CONFIG_MAPPING[kind], **options))
-    most = af.Model(module).longest
+    most = af.Model(module).max_length
     assert most is not None
     with torch.no_grad():
         module(input_ids=torch.full((1, most), 7))

@@ -203,7 +203,7 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_a_saved_model_loads_by_its_folder(tiny: Path) -> None:
     model = af.load(tiny)
-    assert (model.longest, model.task, model.tokenizer.words[3]) == (
+    assert (model.max_length, model.task, model.tokenizer.words[3]) == (
         9,
         "sequence classification",
         "the",

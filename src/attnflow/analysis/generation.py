@@ -22,8 +22,9 @@ from attnflow.core.graph import RESIDUAL, AttentionGraph, Floats, check_whole
 from attnflow.core.methods import flow as attention_flow
 from attnflow.core.results import measure_spread
 from attnflow.errors import CaptureError, OptionError, ShareWarning
+from attnflow.models.execution import evaluating, running
 from attnflow.models.listening import Call, fuse, listening, restore_rows
-from attnflow.models.model import Model, evaluating, running
+from attnflow.models.model import Model
 from attnflow.notices import give_notice
 
 # English function words: rollout favours them, because nearly every token looks at them
@@ -338,9 +339,9 @@ def generate(
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
     prompts = [prompt_ids(model, each) for each in (prompt if many else [prompt])]
     for ids in prompts:
-        if model.longest is not None and len(ids) + max_new_tokens > model.longest:
+        if model.max_length is not None and len(ids) + max_new_tokens > model.max_length:
             raise OptionError(
-                f"this model takes at most {model.longest} tokens; got a prompt of {len(ids)}"
+                f"this model takes at most {model.max_length} tokens; got a prompt of {len(ids)}"
                 f" and max_new_tokens={max_new_tokens}"
             )
     found = generate_batch(model, prompts, max_new_tokens, heads, options)

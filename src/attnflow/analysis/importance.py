@@ -17,8 +17,9 @@ import numpy.typing as npt
 from attnflow.core.graph import Floats, integers
 from attnflow.core.groups import Group, Groups, read_groups, sum_groups, word_groups
 from attnflow.errors import CaptureError, OptionError, RoundingWarning
+from attnflow.models.execution import evaluating
 from attnflow.models.inputs import Encoded, are_many, batches
-from attnflow.models.model import Model, evaluating
+from attnflow.models.model import Model
 
 if TYPE_CHECKING:
     import torch

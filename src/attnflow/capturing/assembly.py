@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from attnflow.core.attention import Attention
 from attnflow.errors import CaptureError, OptionError, WeightsError
+from attnflow.models.execution import evaluating, running
 from attnflow.models.families import READS_AHEAD, name_part
 from attnflow.models.inputs import Encoded, are_many, batches
 from attnflow.models.listening import Call, eager_calls, listening
-from attnflow.models.model import BATCH_TOKENS, Model, evaluating, running
+from attnflow.models.model import BATCH_TOKENS, Model
 
 HEADS = ("mean", "max", "min", None)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.errors import AttnFlowError, FileError, OptionError
+from attnflow.models.execution import require_torch
 from attnflow.models.families import ABOVE_LAYERS
-from attnflow.models.model import Model, require_torch
+from attnflow.models.model import Model
 
 # the name of the model that ships with attnflow, and the model_type in its config.json
 BUNDLED = "verb-number"

@@ -8,8 +8,9 @@ import torch
 from attnflow.analysis.explanation import Explanation, explain
 from attnflow.core.groups import join_subwords, list_words
 from attnflow.errors import OptionError
+from attnflow.models.execution import evaluating
 from attnflow.models.loading import BUNDLED, load
-from attnflow.models.model import Model, evaluating
+from attnflow.models.model import Model
 from attnflow.show import figures
 from attnflow.show.drawing import Drawing
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from attnflow.core.files import write_file
 from attnflow.errors import FileError
 from attnflow.models import verb_number
-from attnflow.models.inputs import padded
+from attnflow.models.inputs import pad_ids
 from attnflow.models.verb_number import LABELS, SPECIAL, VerbNumber, VerbNumberConfig, Vocabulary
 from attnflow.paper.agreement import Sentence, read_agreement
 from attnflow.paper.augmentation import Mixture, training_stream
@@ -222,7 +222,7 @@ class Batches:
             self.pool = next(self.pools)
             self.next += 1
         rows = self.pool[step % POOL]
-        ids, mask = padded(
+        ids, mask = pad_ids(
             [[self.vocabulary.cls_token_id, *row] for row, _ in rows], self.vocabulary.pad_token_id
         )
         noise = torch.rand(
@@ -337,7 +337,7 @@ def groups_of(
         chosen = order[start : start + MEASURED]
         with torch.no_grad():
             found = (
-                model(*padded([rows[place] for place in chosen], vocabulary.pad_token_id))
+                model(*pad_ids([rows[place] for place in chosen], vocabulary.pad_token_id))
                 .logits.argmax(dim=-1)
                 .tolist()
             )
