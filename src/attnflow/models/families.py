@@ -144,7 +144,7 @@ REFUSED = {
 READS_AHEAD = "use_bidirectional_attention"
 
 
-def check_settings(config: Any, name: str) -> None:
+def check_attention(config: Any, name: str) -> None:
     """Refuse a model whose configuration makes it attend as no graph can show. name: the model's."""
     for (setting, value), reason in REFUSED.items():
         if getattr(config, setting, None) == value:

@@ -46,6 +46,9 @@ class Model:
         sequence", or "encoder" for a model that predicts nothing.
     position
         Where the prediction comes from, inferred if None; negative ones count from the end.
+    origin
+        The name that results give as their source, as `load` sets it: a hub id, or the name of a
+        folder. The class's name if None.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = Model(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2)))
@@ -58,6 +61,7 @@ class Model:
     image_processor: Any
     task: str
     position: int | None
+    origin: str | None
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class Model:
         *,
         task: str | None = None,
         position: int | None = None,
+        origin: str | None = None,
     ) -> None:
         require_torch()
         model = unwrap_module(model)
@@ -81,6 +86,7 @@ class Model:
             "image_processor": image_processor,
             "task": infer_task(model, find_part(model).config) if task is None else task,
             "position": position,
+            "origin": origin,
         }.items():
             object.__setattr__(self, name, value)
 

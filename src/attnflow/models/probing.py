@@ -15,7 +15,7 @@ import numpy as np
 
 from attnflow.errors import CaptureError
 from attnflow.models.execution import evaluating, running
-from attnflow.models.families import check_settings, list_image_marks
+from attnflow.models.families import check_attention, list_image_marks
 from attnflow.models.inputs import list_special_ids, read_patch_size, select_arguments
 from attnflow.models.listening import Attend, compute_weights, eager_calls, intercepting
 
@@ -50,7 +50,7 @@ def probe_model(model: "Model") -> Probe:
 
 def run_probes(model: "Model") -> Probe:
     """The probe of a model's body, else of all of it: heads may want special tokens."""
-    check_settings(model.config, model.name)
+    check_attention(model.config, model.name)
     base = getattr(model.model, "base_model", model.model)
     if base is not model.model:
         try:
