@@ -38,8 +38,9 @@ from attnflow.corpus import shard as corpus_shard
 from attnflow.corpus.folder import Packed, pack
 from attnflow.corpus.rows import Row, fingerprint, source_of
 from attnflow.corpus.shard import Job, compute_shard, one_thread, plan_job
+from attnflow.models.execution import evaluating
 from attnflow.models.inputs import batches
-from attnflow.models.model import Model, evaluating
+from attnflow.models.model import Model
 from inputs import PARAGRAPHS, folder_of, load
 from peers import EDMONDS_KARP, Peer
 from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, seconds_of, show

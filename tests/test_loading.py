@@ -21,6 +21,8 @@ from safetensors.torch import load_file, save_file
 
 import attnflow as af
 from attnflow.models import loading
+from attnflow.models.checking import check_data
+from attnflow.models.model_files import PATIENCE, ModelFiles
 from tests.families import build, word_tokenizer
 
 Damage = Callable[[Path], object]
@@ -266,7 +268,7 @@ def test_weights_on_the_meta_device_are_refused() -> None:
     with torch.device("meta"):
         model = transformers.BertModel(build("bert").config)
     with pytest.raises(af.FileError, match=r"word_embeddings.weight is on the meta device"):
-        loading.check_data(loading.Source("here", frozenset(), True), model)
+        check_data(ModelFiles("here", frozenset(), True), model)
 
 
 # ---- damaged folders ----------------------------------------------------------------------------
@@ -368,7 +370,7 @@ def test_an_interrupt_is_no_error_of_a_file(
     def interrupt(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(loading, "load_source", interrupt)
+    monkeypatch.setattr(loading, "load_files", interrupt)
     with pytest.raises(error):
         af.load(saved / "bert")
 
@@ -469,7 +471,7 @@ def test_an_unreachable_hub_is_no_long_wait(name: str, monkeypatch: pytest.Monke
     began = time.perf_counter()
     with pytest.raises(af.FileError, match=f"cannot load {name}: there is no such folder here, "):
         af.load(name)
-    assert time.perf_counter() - began < loading.PATIENCE
+    assert time.perf_counter() - began < PATIENCE
 
 
 def test_without_the_hub_the_cache_is_taken(

@@ -10,7 +10,8 @@ import torch
 import transformers as t
 
 import attnflow as af
-from attnflow.models.model import evaluating
+from attnflow.models.execution import evaluating
+from attnflow.models.families import FAMILIES
 from tests.families import IMAGE, build, text, word_tokenizer
 
 IDS = [7, 23, 41, 9, 55]
@@ -398,6 +399,39 @@ def test_eval_blocks_may_overlap_in_any_order(noisy: Any) -> None:
     assert not any(each.training for each in noisy.bert.modules())
     part.__exit__(None, None, None)
     assert [each.training for each in noisy.modules()] == before
+
+
+# ---- what families differ in --------------------------------------------------------------------
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "esm": {"position_embedding_type": "absolute", "mask_token_id": 4},
+    "lilt": {"hidden_size": 48, "max_2d_position_embeddings": 64},
+    "longformer": {"attention_window": 4},
+    "xmod": {"languages": ["en"], "default_language": "en"},
+}
+UNUSED = [kind for kind, family in FAMILIES.items() if family.unused_positions != 0]
+
+
+@pytest.mark.parametrize("padding", [0, 1, 3])
+@pytest.mark.parametrize("kind", [*UNUSED, "bert", "opt"])
+def test_a_model_takes_as_many_tokens_as_it_has_positions(kind: str, padding: int) -> None:
+    options = {"pad_token_id": padding, "num_hidden_layers": 1, **NEEDED.get(kind, {})}
+    module = make(t.AutoModel.from_config, text(t.CONFIG_MAPPING[kind], **options))
+    most = af.Model(module).max_length
+    assert most is not None
+    with torch.no_grad():
+        module(input_ids=torch.full((1, most), 7))
+        with pytest.raises((IndexError, RuntimeError)):
+            module(input_ids=torch.full((1, most + 1), 7))
+
+
+@pytest.mark.parametrize("kind", ["dinov2", "dinov2_with_registers", "dinov3_vit"])
+def test_images_of_another_size_enter_where_the_family_takes_them(kind: str) -> None:
+    module = make(t.AutoModel.from_config, lambda: t.CONFIG_MAPPING[kind](**IMAGE))
+    attention = af.capture(module, torch.randn(3, 32, 40))
+    assert attention.grid == (4, 5)
+    assert attention.tokens is not None
+    assert attention.size == len(attention.tokens)
 
 
 # ---- what enters --------------------------------------------------------------------------------

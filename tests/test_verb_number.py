@@ -197,18 +197,18 @@ def tiny(tmp_path: Path) -> Path:
         hidden_size=8,
         max_position_embeddings=9,
     )
-    verb_number.save(VerbNumber(config), vocabulary, tmp_path)
+    verb_number.save_verb_number(VerbNumber(config), vocabulary, tmp_path)
     return tmp_path
 
 
 def test_a_saved_model_loads_by_its_folder(tiny: Path) -> None:
     model = af.load(tiny)
-    assert (model.longest, model.task, model.tokenizer.words[3]) == (
+    assert (model.max_length, model.task, model.tokenizer.words[3]) == (
         9,
         "sequence classification",
         "the",
     )
-    again, _ = verb_number.load(tiny)
+    again, _ = verb_number.load_verb_number(tiny)
     for name, weight in again.state_dict().items():
         np.testing.assert_array_equal(weight, model.model.state_dict()[name])
     assert model.model.state_dict()["norm.weight"].dtype == torch.float32
@@ -246,14 +246,14 @@ def test_a_full_disk_leaves_the_old_model_whole(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (tiny / "model.safetensors").read_bytes()
-    model, vocabulary = verb_number.load(tiny)
+    model, vocabulary = verb_number.load_verb_number(tiny)
 
     def full(path: Any, write: Any) -> None:
         raise af.FileError(f"cannot write {path}: No space left on device")
 
     monkeypatch.setattr(verb_number, "write_file", full)
     with pytest.raises(af.FileError, match="No space left"):
-        verb_number.save(model, vocabulary, tiny)
+        verb_number.save_verb_number(model, vocabulary, tiny)
     assert (tiny / "model.safetensors").read_bytes() == before
 
 

@@ -14,8 +14,9 @@ from attnflow.analysis.pipeline import open_model
 from attnflow.capturing.assembly import assemble_stack, check_heads, check_mixers
 from attnflow.core.graph import check_whole
 from attnflow.errors import CaptureError, OptionError
+from attnflow.models.execution import evaluating, running
 from attnflow.models.listening import Call, fuse, listening, restore_rows
-from attnflow.models.model import Model, evaluating, running
+from attnflow.models.model import Model
 
 # options of the model's own `generate` that would make attention of something else than the named
 # prompt, or of more than one sequence per prompt
@@ -100,9 +101,9 @@ def generate(
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
     prompts = [prompt_ids(model, item) for item in (prompt if many else [prompt])]
     for ids in prompts:
-        if model.longest is not None and len(ids) + max_new_tokens > model.longest:
+        if model.max_length is not None and len(ids) + max_new_tokens > model.max_length:
             raise OptionError(
-                f"this model takes at most {model.longest} tokens; got a prompt of {len(ids)}"
+                f"this model takes at most {model.max_length} tokens; got a prompt of {len(ids)}"
                 f" and max_new_tokens={max_new_tokens}"
             )
     stories = generate_batch(model, prompts, max_new_tokens, heads, options)

@@ -13,8 +13,9 @@ from attnflow.analysis.watching import Targets, choose_targets, prepare
 from attnflow.core.graph import Floats
 from attnflow.core.provenance import Source
 from attnflow.errors import CaptureError, OptionError, RoundingWarning
+from attnflow.models.execution import evaluating
 from attnflow.models.inputs import AnInput, OneInput, batches
-from attnflow.models.model import Model, evaluating
+from attnflow.models.model import Model
 
 if TYPE_CHECKING:
     import torch

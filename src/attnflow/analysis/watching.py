@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.errors import OptionError
+from attnflow.models.execution import evaluating
 from attnflow.models.inputs import Encoded, are_many, batches
-from attnflow.models.model import Model, evaluating
+from attnflow.models.model import Model
 
 if TYPE_CHECKING:
     import torch

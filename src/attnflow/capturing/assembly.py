@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from attnflow.core.attention import Attention
 from attnflow.errors import CaptureError, OptionError, WeightsError
+from attnflow.models.execution import evaluating, running
+from attnflow.models.families import READS_AHEAD, name_part
 from attnflow.models.inputs import Encoded, are_many, batches
 from attnflow.models.listening import Call, eager_calls, listening
-from attnflow.models.model import BATCH_TOKENS, Model, evaluating, running
+from attnflow.models.model import BATCH_TOKENS, Model
 
 HEADS = ("mean", "max", "min", None)
-# how modules that attend to the encoder are called
-CROSS = ("encoder_attn", "EncDecAttention", "crossattention", "cross_att", "encoder_attention")
 
 
 def capture(
@@ -188,7 +188,7 @@ def assemble_stack(
     ]
     # a language model that predicts the next token must not have seen it: then a mask went missing,
     # and that is an error
-    reads_ahead = getattr(model.config, "use_bidirectional_attention", False)
+    reads_ahead = getattr(model.config, READS_AHEAD, False)
     causal = True if model.task == "causal LM" and size > 1 and not reads_ahead else None
     weights = stack_calls(model, calls, place, span, heads)
     return make_attention(
@@ -282,13 +282,6 @@ def assemble_pair(
         causal=False,
         layer_names=[names[index] for index in order],
     )
-
-
-def name_part(name: str) -> str:
-    """The part of an encoder-decoder that a module belongs to, by its name."""
-    if any(word in name for word in CROSS):
-        return "cross"
-    return "decoder" if "decoder" in name else "encoder"
 
 
 def fill_empty_rows(weights: npt.NDArray[np.float32], heads: str | None) -> npt.NDArray[np.float32]:

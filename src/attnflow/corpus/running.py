@@ -49,8 +49,9 @@ from attnflow.corpus.shard import (
     plan_job,
 )
 from attnflow.errors import AttnFlowError, CaptureError, CorpusWarning, FileError, OptionError
+from attnflow.models.execution import require_torch
 from attnflow.models.loading import BUNDLED, load
-from attnflow.models.model import Model, require_torch
+from attnflow.models.model import Model
 from attnflow.notices import give_notice
 from attnflow.progress import progress_bar
 

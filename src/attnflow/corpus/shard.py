@@ -231,8 +231,8 @@ def examine(model: Model, job: Job, row: Row) -> Task | Failure:
 def is_too_long(model: Model, text: str) -> bool:
     try:
         return (
-            model.longest is not None
-            and len(model.tokenizer(text, verbose=False)["input_ids"]) > model.longest
+            model.max_length is not None
+            and len(model.tokenizer(text, verbose=False)["input_ids"]) > model.max_length
         )
     except Exception:  # a tokenizer that fails on this text, whatever it raises
         return False

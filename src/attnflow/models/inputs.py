@@ -1,18 +1,23 @@
-"""Inputs of a model: `Encoded`, and how texts, pairs of texts, token ids and images become one."""
+"""Inputs of a model: `Encoded`, and what tokenizers, image files and batches are made of."""
 
 import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
+
+import numpy.typing as npt
 
 from attnflow.core.graph import integers
 from attnflow.errors import CaptureError, OptionError
+from attnflow.models.families import find_family
 
 if TYPE_CHECKING:
+    import PIL.Image
     import torch
 
 WORD = re.compile(r"\S+")
@@ -20,7 +25,7 @@ WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True)
 class Encoded:
-    """One input as the model takes it, and how its positions are called."""
+    """One input as the model takes it, and the names of its positions."""
 
     ids: tuple[int, ...]  # of the encoder, or of a decoder that stands alone; empty for images
     tokens: tuple[str, ...]
@@ -31,6 +36,14 @@ class Encoded:
     grid: tuple[int, int] | None = None  # patches down and across
     special: tuple[bool, ...] = ()  # whether a token is no word of the input: CLS, SEP, ...
     segments: tuple[int, ...] = ()  # 0 or 1 per token, where the input is a pair of texts
+
+
+# One input: a text, a pair of texts, token ids, an image; or a pair (source, target). Several inputs
+# are a list of them; but a list of whole numbers is one input. So functions that take both say, in
+# this order: list[int] -> one result, list[Any] -> a list of results, Input -> one result. (Where
+# torch's types are not known, an image is Any, which would take a list too if it came first.)
+Image: TypeAlias = "torch.Tensor | npt.NDArray[Any] | PIL.Image.Image | os.PathLike[str]"
+Input: TypeAlias = "str | tuple[Any, ...] | list[int] | Encoded | Image"
 
 
 # ---- texts --------------------------------------------------------------------------------------
@@ -57,8 +70,8 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int | None = None
     if len(texts) > 1:
         options["return_token_type_ids"] = True
     encoded = call_tokenizer(tokenizer, texts, options)
-    ids = token_ids(encoded["input_ids"])
-    mask = token_ids(encoded["attention_mask"]) if "attention_mask" in encoded else [1] * len(ids)
+    ids = read_ids(encoded["input_ids"])
+    mask = read_ids(encoded["attention_mask"]) if "attention_mask" in encoded else [1] * len(ids)
     real = [place for place, seen in enumerate(mask) if seen]  # a tokenizer may pad by itself
     names, words = None, None
     if fast:
@@ -66,7 +79,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], max_length: int | None = None
         names = tuple(tokens[place] for place in real)
         numbers = number_words(texts, encoded.sequence_ids(), encoded["offset_mapping"])
         words = tuple(numbers[place] for place in real)
-    kinds = token_ids(encoded["token_type_ids"]) if len(texts) > 1 else []
+    kinds = read_ids(encoded["token_type_ids"]) if len(texts) > 1 else []
     segments = tuple(kinds[place] for place in real) if kinds else ()
     return Tokens(tuple(ids[place] for place in real), names, words, segments)
 
@@ -93,21 +106,20 @@ def number_words(
     text. "don't" is one word, however many tokens it has.
     """
     starts = [[match.start() for match in WORD.finditer(text)] for text in texts]
-    found: list[int | None] = []
+    numbers: list[int | None] = []
     for part, (start, end) in zip(parts, spans, strict=True):
         if part is None:
-            found.append(None)
+            numbers.append(None)
             continue
         piece = texts[part][start:end]
-        first = (
-            start + len(piece) - len(piece.lstrip())
-        )  # a token may begin with the space before it
+        # a token may begin with the space before it
+        first = start + len(piece) - len(piece.lstrip())
         word = bisect_right(starts[part], first) - 1
-        found.append(None if not piece.strip() else word + sum(map(len, starts[:part])))
-    return found
+        numbers.append(None if not piece.strip() else word + sum(map(len, starts[:part])))
+    return numbers
 
 
-def token_ids(value: Any) -> list[int]:
+def read_ids(value: Any) -> list[int]:
     """Token ids from a list, an array or a tensor of whole numbers, of one sequence."""
     given = value
     if hasattr(value, "tolist"):
@@ -116,9 +128,9 @@ def token_ids(value: Any) -> list[int]:
         value = list(value)
         if len(value) == 1 and isinstance(value[0], list):
             value = value[0]
-        if all(isinstance(each, Integral) and not isinstance(each, bool) for each in value):
-            return [int(each) for each in value]
-        if all(isinstance(each, str) for each in value):
+        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in value):
+            return [int(item) for item in value]
+        if all(isinstance(item, str) for item in value):
             raise OptionError(
                 f"several texts must be a list of them; got {type(given).__name__}:"
                 " put them in a list"
@@ -126,10 +138,10 @@ def token_ids(value: Any) -> list[int]:
     raise OptionError(f"an input must be a text or token ids; got {type(given).__name__}")
 
 
-def are_many(inputs: Any) -> bool:
+def are_many(inputs: Any) -> TypeGuard[list[Any]]:
     """Whether this is a list of inputs; a list of token ids is one input."""
     return isinstance(inputs, list) and not (
-        inputs and all(isinstance(each, int) for each in inputs)
+        inputs and all(isinstance(item, Integral) for item in inputs)
     )
 
 
@@ -170,7 +182,7 @@ def read_image(value: Any, processor: Any, config: Any, name: str) -> "torch.Ten
     if (
         isinstance(expected, int)
         and pixels.shape[1:] != (expected, expected)
-        and "dinov2" not in config.model_type
+        and not find_family(config).any_image_size
     ):
         raise OptionError(
             f"{name} takes images of {expected} x {expected};"
@@ -179,7 +191,7 @@ def read_image(value: Any, processor: Any, config: Any, name: str) -> "torch.Ten
     return pixels
 
 
-def patch_size(config: Any) -> tuple[int, int]:
+def read_patch_size(config: Any) -> tuple[int, int]:
     """The height and width of a patch, in pixels."""
     patch = getattr(config, "patch_size", None)
     if not isinstance(patch, int | Sequence):
@@ -208,18 +220,33 @@ def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]
         yield batch
 
 
-def padded(sequences: Sequence[Sequence[int]], padding: int) -> "tuple[torch.Tensor, torch.Tensor]":
+def pad_ids(
+    sequences: Sequence[Sequence[int]], padding: int
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Ids and mask [sequence, position], padded on the right."""
     import torch
 
-    longest = max(map(len, sequences))
-    ids = torch.tensor(
-        [[*sequence, *[padding] * (longest - len(sequence))] for sequence in sequences]
-    )
-    mask = torch.tensor(
-        [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in sequences]
-    )
+    length = max(map(len, sequences))
+    missing = [length - len(sequence) for sequence in sequences]
+    pairs = list(zip(sequences, missing, strict=True))
+    ids = torch.tensor([[*sequence, *[padding] * count] for sequence, count in pairs])
+    mask = torch.tensor([[1] * len(sequence) + [0] * count for sequence, count in pairs])
     return ids, mask
+
+
+def select_arguments(module: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those arguments that a module's forward takes; all where it takes any."""
+    known = signature(module.forward).parameters
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
+        optional = {"use_cache", "token_type_ids"} - set(known)
+        return {name: value for name, value in arguments.items() if name not in optional}
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def list_special_ids(config: Any, name: str) -> list[int]:
+    """The ids of a special token in a configuration: none, one or several."""
+    ids = getattr(config, f"{name}_token_id", None)
+    return [] if ids is None else list(ids) if isinstance(ids, list | tuple) else [ids]
 
 
 # ---- what may be given, for type checkers -------------------------------------------------------

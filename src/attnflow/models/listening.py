@@ -6,15 +6,12 @@ somebody listens, that function is wrapped. The wrapper calls it, passes its out
 computes the weights beside it from the same queries, keys and mask, block by block, fusing heads at
 once. Families that do not ask (DeBERTa, BLOOM, MPNet) are eager anyway, and give their weights with
 `output_attentions`.
-
-`probe` asks a model once what it is made of: is it causal, and does anything but this attention
-carry information from one position to another?
 """
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.errors import CaptureError
+from attnflow.models.families import (
+    CAUSAL,
+    NO_TOKEN_SCORE,
+    SCALING,
+    SCORE_BIAS,
+    SOFTCAP,
+    WINDOW,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +36,6 @@ if TYPE_CHECKING:
 # larger
 BLOCK = 2**20
 ROUNDED = 1e-2  # how far from 1 a row of 16-bit weights may sum
-CHANGED = 1e-3  # a state that moves by this share of its largest number depends on what was changed
-AT_ALL = 1e-5  # ... and by this share, if it is to depend on it at all
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
                     options | {"hides_future": attend.hides_future},
                     torch.from_numpy(weights),
                 )
-            calls.append(Call(names[module], weights, sink, options.get("sliding_window")))
+            calls.append(Call(names[module], weights, sink, options.get(WINDOW)))
         return output
 
     with intercepting(listen):
@@ -182,14 +184,14 @@ def compute_weights(
 
     sequences, count, queries, width = query.shape
     groups, keys = key.shape[1], key.shape[2]
-    scaling = options.get("scaling")
+    scaling = options.get(SCALING)
     scaling = width**-0.5 if scaling is None else scaling
     softcap, bias, sinks = (
-        options.get("softcap"),
-        options.get("position_bias"),
-        options.get("s_aux"),
+        options.get(SOFTCAP),
+        options.get(SCORE_BIAS),
+        options.get(NO_TOKEN_SCORE),
     )
-    is_causal = options.get("is_causal")
+    is_causal = options.get(CAUSAL)
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     may_hide = mask is None and options.get("hides_future", True)
     hides_future = may_hide and bool(is_causal) and queries > 1
@@ -264,137 +266,3 @@ def restore_rows(layer: "torch.Tensor") -> "torch.Tensor":
         return weights
     sums = weights.sum(dim=-1, keepdim=True)
     return weights / sums.where((sums - 1).abs() < ROUNDED, 1.0)
-
-
-# ---- what a model is made of --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What a model is made of, as two short inputs showed."""
-
-    interface: bool  # it asks transformers' attention interface
-    causal: bool  # no query sees a later key
-    mixer: str | None  # what else carries information between positions, by name and class
-
-
-# Two inputs that differ in one position run side by side, while attention lets every position
-# look at itself alone (and at nothing in another sequence). Then no state of another position can
-# differ, unless something that is no attention carried it there: a state space, a recurrence, a
-# convolution, attention that does not ask the interface. The first module whose output differs is it.
-def probe(model: Any, arguments: dict[str, Any], changed: dict[int, int]) -> Probe:
-    """What a model does with the arguments of two inputs that differ in one position.
-
-    changed: that position, by the length of the sequence.
-    """
-    import torch
-
-    causal: list[bool] = []
-    differing: list[str] = []
-    thread = threading.get_ident()
-
-    def look_at_itself(
-        attend: Attend,
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        weights = torch.empty(shape)
-        facts = options | {"hides_future": attend.hides_future}
-        with torch.autocast(query.device.type, enabled=False):
-            compute_weights(module, query, key, attention_mask, None, facts, weights)
-        if query.shape[2] != key.shape[2]:  # attention to another sequence
-            nothing = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-            return value.new_zeros(nothing), None
-        causal.append(not weights.triu(1).any())
-        own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-        return own.transpose(1, 2).contiguous(), None
-
-    def watch(name: str, module: Any) -> Callable[..., None]:
-        def note(_: Any, given: Any, output: Any) -> None:
-            if threading.get_ident() != thread or not is_different(output, changed):
-                return
-            if not any(is_different(each, changed) for each in given):
-                differing.append(
-                    f"{name} ({type(module).__name__})" if name else type(module).__name__
-                )
-
-        return note
-
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in model.named_modules():
-            hooks.callback(module.register_forward_hook(watch(name, module)).remove)
-        with intercepting(look_at_itself):
-            try:
-                model(**arguments)
-            except Exception:
-                if not differing:  # else what is wanted is known already
-                    raise
-    if causal:
-        return Probe(True, all(causal), differing[0] if differing else None)
-    with torch.no_grad():
-        calls, _ = eager_calls(model, arguments, None)
-        own = [call for call in calls if call.weights.shape[2] == call.weights.shape[3]]
-        blind = bool(own) and all(not np.triu(call.weights, 1).any() for call in own)
-        if own and "input_ids" in arguments and blind != is_blind_ahead(model, arguments):
-            raise CaptureError(
-                f"{type(model).__name__} gives other weights than it attends by;"
-                " load it with attn_implementation='eager'"
-            )
-    if len(changed) > 1:  # an encoder-decoder with attention of its own, which is not captured
-        return Probe(False, False, None)
-    return Probe(False, blind, next(own_mixers(model) if own else iter(differing), None))
-
-
-def is_blind_ahead(model: Any, arguments: dict[str, Any]) -> bool:
-    """Whether what stands last changes no state before it: asked of the model's own states."""
-    ids = arguments["input_ids"].clone()
-    other = next(each for each in ids.unique().tolist() if each != int(ids[0, -1]))
-    ids[1] = ids[0]
-    ids[1, -1] = other  # two inputs that differ in their last token
-    changed, seen = {ids.shape[1]: ids.shape[1] - 1}, []
-    thread = threading.get_ident()
-
-    def note(_: Any, given: Any, output: Any) -> None:
-        if threading.get_ident() == thread and is_different(output, changed, AT_ALL):
-            seen.append(True)
-
-    with ExitStack() as hooks:
-        for module in model.modules():
-            hooks.callback(module.register_forward_hook(note).remove)
-        model(**arguments | {"input_ids": ids})
-    return not seen
-
-
-def is_different(output: Any, changed: dict[int, int], share: float = CHANGED) -> bool:
-    """Whether states [two inputs, position, width] differ beside the position that was changed."""
-    import torch
-
-    output = getattr(output, "last_hidden_state", output)
-    while isinstance(output, tuple | list) and output:
-        output = output[0]
-    if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-        return False
-    if output.ndim != 3 or len(output) != 2 or output.shape[1] not in changed:
-        return False
-    distance = (output[0] - output[1]).float().abs()
-    distance[changed[output.shape[1]]] = 0.0
-    return bool(distance.max() > share * output.float().abs().max().clamp(min=1e-30))
-
-
-def own_mixers(model: Any) -> Iterator[str]:
-    """Modules that mix positions by their kind: what can be said of a model whose attention is its own."""
-    import torch
-
-    for name, module in model.named_modules():
-        recurrent = isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase)
-        kernel, stride = (getattr(module, what, None) for what in ("kernel_size", "stride"))
-        # a convolution that steps as far as it is wide cuts patches, and mixes nothing beyond them
-        overlaps = isinstance(kernel, tuple) and kernel != stride and set(kernel) != {1}
-        if recurrent or overlaps:
-            yield f"{name} ({type(module).__name__})"

@@ -295,7 +295,7 @@ class Vocabulary:
 # ---- files ----------------------------------------------------------------------------------------------------------------------
 
 
-def save(model: VerbNumber, vocabulary: Vocabulary, folder: Path) -> None:
+def save_verb_number(model: VerbNumber, vocabulary: Vocabulary, folder: Path) -> None:
     """Write weights in float16, vocabulary and size to a folder, each file beside its name first; the weights last."""
     from safetensors.torch import save as to_bytes
 
@@ -314,8 +314,8 @@ def save(model: VerbNumber, vocabulary: Vocabulary, folder: Path) -> None:
     write_file(folder / "model.safetensors", lambda file: file.write(to_bytes(weights)))
 
 
-def load(folder: str | os.PathLike[str]) -> tuple[VerbNumber, Vocabulary]:
-    """The model and its vocabulary from a folder that `save` wrote."""
+def load_verb_number(folder: str | os.PathLike[str]) -> tuple[VerbNumber, Vocabulary]:
+    """The model and its vocabulary from a folder that `save_verb_number` wrote."""
     from safetensors.torch import load_file
 
     place = Path(folder)

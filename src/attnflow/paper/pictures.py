@@ -9,8 +9,9 @@ from attnflow.analysis.explanation import Explanation, explain
 from attnflow.core.groups import list_words
 from attnflow.core.text import join_subwords
 from attnflow.errors import OptionError
+from attnflow.models.execution import evaluating
 from attnflow.models.loading import BUNDLED, load
-from attnflow.models.model import Model, evaluating
+from attnflow.models.model import Model
 from attnflow.show import figures
 from attnflow.show.drawing import Drawing
 

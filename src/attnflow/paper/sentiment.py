@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnflow.core.files import read_lines
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError
-from attnflow.models.inputs import padded
+from attnflow.models.inputs import pad_ids
 from attnflow.models.model import Model
 from attnflow.paper.checkpoint import WEIGHTS, claim, digest
 from attnflow.paper.training import Optimiser, Report, Task, require, train
@@ -90,7 +90,7 @@ def row_of(path: object, number: int, text: str) -> Row:
 
 def examples_of(model: Model, rows: Sequence[Row]) -> list[Example]:
     """Sentences to token ids, cut to what the model takes."""
-    longest = min(LONGEST, model.longest or LONGEST)
+    longest = min(LONGEST, model.max_length or LONGEST)
     cut = [
         model.tokenizer(sentence, truncation=True, max_length=longest)["input_ids"]
         for sentence, _ in rows
@@ -197,7 +197,7 @@ def rate_scale(name: str) -> float:
 
 def logits_of(model: Model, batch: Sequence[Example]) -> Tensor:
     """[sentence, label]"""
-    ids, mask = padded([each.ids for each in batch], model.padding)
+    ids, mask = pad_ids([each.ids for each in batch], model.padding)
     return model.model(input_ids=ids, attention_mask=mask).logits
 
 

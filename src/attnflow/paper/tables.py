@@ -267,7 +267,7 @@ def sentiment_table(
     chosen = [
         pair
         for pair in sentences
-        if len(loaded.encode(pair[0], truncation=True).ids) < (loaded.longest or 10**9)
+        if len(loaded.encode(pair[0], truncation=True).ids) < (loaded.max_length or 10**9)
     ]
     report = evaluate(
         loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, query=query

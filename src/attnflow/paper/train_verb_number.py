@@ -14,9 +14,15 @@ from torch.nn import functional
 
 from attnflow.core.files import write_file
 from attnflow.errors import FileError
-from attnflow.models import verb_number
-from attnflow.models.inputs import padded
-from attnflow.models.verb_number import LABELS, SPECIAL, VerbNumber, VerbNumberConfig, Vocabulary
+from attnflow.models.inputs import pad_ids
+from attnflow.models.verb_number import (
+    LABELS,
+    SPECIAL,
+    VerbNumber,
+    VerbNumberConfig,
+    Vocabulary,
+    save_verb_number,
+)
 from attnflow.paper.agreement import Sentence, read_agreement
 from attnflow.paper.augmentation import Mixture, training_stream
 from attnflow.paper.checkpoint import claim, digest
@@ -109,7 +115,7 @@ def train_verb_number(
             command,
         )
         write_file(out / "README.md", lambda file: file.write(text.encode()))
-        verb_number.save(model, vocabulary, out)
+        save_verb_number(model, vocabulary, out)
 
     outcome = train(task, out, seed=seed, resume=resume, save=save, report=report)
     return Result(out, found, outcome.steps, outcome.seconds)
@@ -222,7 +228,7 @@ class Batches:
             self.pool = next(self.pools)
             self.next += 1
         rows = self.pool[step % POOL]
-        ids, mask = padded(
+        ids, mask = pad_ids(
             [[self.vocabulary.cls_token_id, *row] for row, _ in rows], self.vocabulary.pad_token_id
         )
         noise = torch.rand(
@@ -337,7 +343,7 @@ def groups_of(
         chosen = order[start : start + MEASURED]
         with torch.no_grad():
             found = (
-                model(*padded([rows[place] for place in chosen], vocabulary.pad_token_id))
+                model(*pad_ids([rows[place] for place in chosen], vocabulary.pad_token_id))
                 .logits.argmax(dim=-1)
                 .tolist()
             )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from attnflow.core.files import write_file
 from attnflow.errors import OptionError
-from attnflow.models.model import evaluating
+from attnflow.models.execution import evaluating
 from attnflow.paper.checkpoint import (
     Tensors,
     agree,
