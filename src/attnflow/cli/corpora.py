@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from attnflow.analysis.evaluation import markdown
-from attnflow.cli import lab
+from attnflow.core.tables import format_markdown as markdown
+from attnflow.cli import evaluating, options as lab
 from attnflow.corpus import running as corpus
 from attnflow.corpus import tables as corpus_table
 from attnflow.errors import FileError, OptionError, printable
@@ -146,12 +146,12 @@ def run_command(
             id_column=id_column,
             label_column=label_column,
             keep=columns_of(keep),
-            methods=None if methods is None else lab.listed(methods),
-            layers=None if layers is None else lab.layers_of(layers),
-            position=None if position is None else lab.name_or_number(position, "--position"),
+            methods=None if methods is None else lab.split_names(methods),
+            layers=None if layers is None else lab.read_layers(layers),
+            position=None if position is None else lab.read_name_or_number(position, "--position"),
             normalize=normalize_of(normalize),
             residual=residual,
-            importance=None if importance is None else lab.listed(importance),
+            importance=None if importance is None else lab.split_names(importance),
             limit=limit,
             batch_tokens=batch_tokens,
             workers=workers,
@@ -235,8 +235,8 @@ def evaluate_command(
     ] = None,
 ) -> None:
     """Rank correlations from the stored scores, with bootstrap confidence intervals; no model runs."""
-    lab.evaluate_folder(
-        folder, lab.listed(methods), lab.listed(against), special_tokens, limit, out, seed
+    evaluating.evaluate_folder(
+        folder, lab.split_names(methods), lab.split_names(against), special_tokens, limit, out, seed
     )
 
 
@@ -258,7 +258,7 @@ def top_command(
         raise OptionError(
             f"no word occurs {min_count} times in {folder}; give a smaller --min-count"
         )
-    lab.note_unfinished(folder)
+    evaluating.note_unfinished(folder)
     cells = [
         [printable(word).replace("|", "\\|"), f"{mean:.4f}", f"{count:,}"]
         for word, mean, count in found

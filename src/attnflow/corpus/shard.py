@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.analysis.evaluation import queried
+from attnflow.analysis.pipeline import score_query
 from attnflow.analysis.importance import IMPORTANCES
 from attnflow.analysis.pipeline import read_batch, score_importance
 from attnflow.capturing.assembly import capture
@@ -316,8 +316,8 @@ def token_attention(
     model: Model, job: Job, name: str, graph: AttentionGraph, encoded: Encoded
 ) -> Floats:
     """[layer, token] of one method at the position, or over the positions, that the job says."""
-    found = queried(
-        model, name, graph, encoded, job.position, layers=job.layers[name], normalize=job.normalize
+    found = score_query(
+        model, name, METHODS[name], graph, encoded, job.position, layers=job.layers[name], normalize=job.normalize
     )
     if not np.isfinite(found).all():
         raise OptionError(f"{name} of this text is not finite")

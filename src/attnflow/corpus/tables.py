@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.analysis.evaluation import markdown, spearman
+from attnflow.analysis.statistics import spearman
+from attnflow.core.tables import format_markdown as markdown
 from attnflow.core.files import by_ending, dump_json, write_csv
 from attnflow.core.graph import Floats, check_whole
 from attnflow.core.groups import list_numbers, word_groups
