@@ -174,7 +174,7 @@ def test_long_inputs_are_captured_block_by_block(monkeypatch: pytest.MonkeyPatch
         model = af.Model(build(family))
         whole = af.capture(model, example(family), heads=None)
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["attnflow.models.listening"], "BLOCK", 100)
+            patch.setattr(sys.modules["attnflow.models.weighing"], "BLOCK_SCORES", 100)
             pieces = af.capture(model, example(family), heads=None)
         assert np.abs(whole.weights - pieces.weights).max() < 1e-6
 

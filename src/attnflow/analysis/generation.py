@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.capturing.assembly import assemble_stack, check_heads, check_mixers
+from attnflow.capturing.assembly import assemble_stack, check_mixers
 from attnflow.core.attention import Attention
 from attnflow.core.files import PICTURES, by_ending, dump_json, known_ending, write_csv, write_file
 from attnflow.core.graph import RESIDUAL, AttentionGraph, Floats, check_whole
@@ -23,8 +23,9 @@ from attnflow.core.methods import flow as attention_flow
 from attnflow.core.results import measure_spread
 from attnflow.errors import CaptureError, OptionError, ShareWarning
 from attnflow.models.execution import evaluating, running
-from attnflow.models.listening import Call, fuse, listening, restore_rows
+from attnflow.models.listening import Call, listening, restore_rows
 from attnflow.models.model import Model
+from attnflow.models.weighing import check_heads, fuse
 from attnflow.notices import give_notice
 
 # English function words: rollout favours them, because nearly every token looks at them

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.attention import Attention
-from attnflow.errors import CaptureError, OptionError, WeightsError
+from attnflow.errors import CaptureError, WeightsError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import READS_AHEAD, name_part
 from attnflow.models.inputs import Encoded, are_many, batches
 from attnflow.models.listening import Call, eager_calls, listening
 from attnflow.models.model import BATCH_TOKENS, Model
-
-HEADS = ("mean", "max", "min", None)
+from attnflow.models.weighing import check_heads, fill_empty_rows
 
 
 def capture(
@@ -66,15 +65,6 @@ def capture(
         attentions = capture_batch(model, [encoded[place] for place in batch], heads)
         found |= dict(zip(batch, attentions, strict=True))
     return [found[place] for place in range(len(encoded))] if many else found[0]
-
-
-def check_heads(heads: Any) -> None:
-    """Refuse what is no way to fuse heads while capturing."""
-    if heads not in HEADS:
-        raise OptionError(
-            f"unknown heads {heads!r}; choose from 'mean', 'max', 'min' or None,"
-            " which keeps every head"
-        )
 
 
 def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> list[Attention]:
@@ -203,6 +193,7 @@ def stack_calls(
 
     The array that the calls were written to, where it holds these layers and nothing else.
     """
+    stacked: npt.NDArray[np.float32]
     count = count_heads(model, calls)
     base = calls[0].weights.base
     whole = (len(calls), 1, count, span.stop, span.stop)
@@ -213,9 +204,12 @@ def stack_calls(
         and heads != "min"
         and all(call.weights.base is base for call in calls)
     ):
-        stacked: npt.NDArray[np.float32] = base[:, 0]
+        stacked = base[:, 0]
         return stacked
-    return np.stack([fill_empty_rows(call.weights[place, :, span, span], heads) for call in calls])
+    stacked = np.stack([call.weights[place, :, span, span] for call in calls])
+    if heads == "min":
+        fill_empty_rows(stacked)
+    return stacked
 
 
 def count_heads(model: Model, calls: Sequence[Call]) -> int:
@@ -258,7 +252,9 @@ def assemble_pair(
         ).copy()
         matrix[:, rows] = 0.0
         height, width = rows.stop - rows.start, columns.stop - columns.start
-        matrix[:, rows, columns] = fill_empty_rows(call.weights[place, :, :height, :width], heads)
+        matrix[:, rows, columns] = call.weights[place, :, :height, :width]
+        if heads == "min":
+            fill_empty_rows(matrix)
         layers.append(matrix)
         names.append(
             f"{part} {counts[part]}"
@@ -282,14 +278,6 @@ def assemble_pair(
         causal=False,
         layer_names=[names[index] for index in order],
     )
-
-
-def fill_empty_rows(weights: npt.NDArray[np.float32], heads: str | None) -> npt.NDArray[np.float32]:
-    """[head, query, key] where a row that fusion by minimum left empty looks at itself."""
-    if heads != "min":
-        return weights
-    empty = weights.sum(axis=-1, keepdims=True) == 0
-    return np.where(empty, np.eye(weights.shape[-2], weights.shape[-1], dtype=np.float32), weights)
 
 
 def make_attention(model: Model, weights: npt.NDArray[np.float32], **options: Any) -> Attention:
