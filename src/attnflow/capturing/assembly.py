@@ -8,7 +8,7 @@ inputs and for generated texts alike.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,20 +17,56 @@ from attnflow.core.attention import Attention
 from attnflow.errors import CaptureError, WeightsError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import READS_AHEAD, name_part
-from attnflow.models.inputs import Encoded, are_many, batches
+from attnflow.models.inputs import Encoded, Input, are_many, batches
 from attnflow.models.listening import Call, eager_calls, listening
 from attnflow.models.model import BATCH_TOKENS, Model
 from attnflow.models.weighing import check_heads, fill_empty_rows
 
+if TYPE_CHECKING:
+    import torch
 
+
+@overload
 def capture(
-    model: Any,
-    inputs: Any,
+    model: "Model | torch.nn.Module",
+    inputs: list[int],
     *,
     heads: str | None = "mean",
     truncation: bool = False,
     batch_tokens: int = BATCH_TOKENS,
-) -> Any:
+) -> Attention: ...
+
+
+@overload
+def capture(
+    model: "Model | torch.nn.Module",
+    inputs: list[Any],
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> list[Attention]: ...
+
+
+@overload
+def capture(
+    model: "Model | torch.nn.Module",
+    inputs: Input,
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Attention: ...
+
+
+def capture(
+    model: "Model | torch.nn.Module",
+    inputs: "Input | list[Any]",
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Attention | list[Attention]:
     """The attention of a model on one input, or a list of them on a list of inputs.
 
     Parameters
@@ -38,9 +74,9 @@ def capture(
     model
         A `Model`, or a Hugging Face model that takes token ids.
     inputs
-        A text, a pair of texts, token ids or an image. For an encoder-decoder it may be a pair
-        (source, target), and positions are those of the encoder, then of the decoder. Padding
-        never enters.
+        A text, a pair of texts, token ids or an image, or a list of such; a list of numbers is one
+        input. For an encoder-decoder it may be a pair (source, target), and positions are those of
+        the encoder, then of the decoder. Padding never enters.
     heads
         "mean", "max" or "min" fuse while capturing, so that one matrix per layer is kept; None
         keeps every head.
@@ -57,14 +93,16 @@ def capture(
     """
     model = model if isinstance(model, Model) else Model(model)
     check_heads(heads)
-    many = are_many(inputs)
-    encoded = [model.encode(each, truncation=truncation) for each in (inputs if many else [inputs])]
+    values = inputs if are_many(inputs) else [inputs]
+    encoded = [model.encode(value, truncation=truncation) for value in values]
     most = min(batch_tokens, 1) if model.batch_tokens == 1 else batch_tokens
-    found: dict[int, Attention] = {}
+    attentions: dict[int, Attention] = {}
     for batch in batches(encoded, most):
-        attentions = capture_batch(model, [encoded[place] for place in batch], heads)
-        found |= dict(zip(batch, attentions, strict=True))
-    return [found[place] for place in range(len(encoded))] if many else found[0]
+        captured = capture_batch(model, [encoded[place] for place in batch], heads)
+        attentions |= dict(zip(batch, captured, strict=True))
+    return (
+        [attentions[place] for place in range(len(encoded))] if values is inputs else attentions[0]
+    )
 
 
 def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> list[Attention]:
