@@ -617,7 +617,7 @@ def test_a_link_is_followed_and_a_full_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "link.csv").symlink_to(tmp_path / "target.csv")
     assert run("raw", EXAMPLE, "--out", tmp_path / "link.csv").returncode == 0
     assert (tmp_path / "link.csv").is_symlink()
-    assert (tmp_path / "target.csv").read_text().startswith("layer,")
+    assert (tmp_path / "target.csv").read_text().startswith("method,layer,")
     if Path("/dev/full").exists():
         with Path("/dev/full").open("w") as full:
             command = [sys.executable, "-m", "attnflow", "raw", EXAMPLE]
