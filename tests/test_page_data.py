@@ -118,7 +118,6 @@ def test_json_holds_nothing_that_ends_a_script() -> None:
 def test_the_packed_graph_is_the_graph_to_16_bits() -> None:
     found = explained(heads=None)
     data = data_of(explanation_page(found))
-    assert found.attention is not None
     weights = found.graph.weights
     assert np.abs(unpacked(data["weights"]) - weights).max() < 3e-4  # type: ignore[arg-type]
     assert np.abs(unpacked(data["heads"]) - found.attention.weights).max() < 3e-4  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def explanation_page(explanation: Explanation) -> str:
     '<!doctype html>'
     """
     graph = explanation.graph
-    packed, notes = pack_weights(explanation.attention, graph)
+    packed, notes = pack_weights(explanation.captured, graph)
     methods = [
         describe_result(
             name, result, explanation.position, explanation.functions.get(name), graph, packed
