@@ -141,7 +141,7 @@ def memory(shape: str, size: int, way: str) -> dict[str, float]:
     ways[way](some_ids(16))
     ids = some_ids(size)
     kept = model.config.num_hidden_layers * size**2 * 4 / 1e6
-    block = sys.modules["attnflow.models.listening"].BLOCK * 4 / 1e6
+    block = sys.modules["attnflow.models.weighing"].BLOCK_SCORES * 4 / 1e6
     return {"peak": peak_above_start(lambda: ways[way](ids)), "kept": kept, "block": block}
 
 

@@ -3,7 +3,7 @@
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -159,14 +159,26 @@ def test_a_batch_gives_what_each_gives_alone(family: str) -> None:
 def test_the_order_and_number_of_inputs_are_kept() -> None:
     model = af.Model(build("bert"))
     inputs = [IDS[:length] for length in (5, 2, 9, 2, 7)]
-    assert [attention.size for attention in af.capture(model, inputs, batch_tokens=8)] == [
-        5,
-        2,
-        9,
-        2,
-        7,
-    ]
-    assert af.capture(model, []) == []
+    sizes = [attention.size for attention in af.capture(model, inputs, batch_tokens=8)]
+    assert sizes == [5, 2, 9, 2, 7]
+    nothing: list[str] = []
+    assert af.capture(model, nothing) == []
+
+
+def test_one_input_gives_an_attention_and_several_a_list(tokenizer: Any) -> None:
+    """Also to mypy, which reads the types that are named here."""
+    model = af.Model(build("bert"), tokenizer)
+    assert_type(af.capture(model, "the key"), af.Attention)
+    assert_type(af.capture(model, IDS), af.Attention)
+    assert_type(af.capture(model, ("the key", "is lost")), af.Attention)
+    assert_type(af.capture(model, model.encode("the key")), af.Attention)
+    assert_type(af.capture(model, np.array(IDS)), af.Attention)
+    assert_type(af.capture(model, ["the key", "is lost"]), list[af.Attention])
+    assert_type(af.capture(model, [IDS, IDS]), list[af.Attention])
+    assert_type(af.capture(model, [("the key", "is lost"), "the key"]), list[af.Attention])
+    assert af.capture(model, "the key").depth == 3
+    assert [attention.size for attention in af.capture(model, ["the key", "key"])] == [4, 3]
+    assert isinstance(af.capture(model, list(np.array(IDS))), af.Attention)
 
 
 def test_long_inputs_are_captured_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +186,7 @@ def test_long_inputs_are_captured_block_by_block(monkeypatch: pytest.MonkeyPatch
         model = af.Model(build(family))
         whole = af.capture(model, example(family), heads=None)
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["attnflow.models.listening"], "BLOCK", 100)
+            patch.setattr(sys.modules["attnflow.models.weighing"], "BLOCK_SCORES", 100)
             pieces = af.capture(model, example(family), heads=None)
         assert np.abs(whole.weights - pieces.weights).max() < 1e-6
 

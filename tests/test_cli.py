@@ -16,6 +16,7 @@ import pytest
 import attnflow as af
 from attnflow import progress
 from attnflow.cli import commands as cli
+from attnflow.cli import explaining
 from tests.oracles import attention
 
 EXAMPLE = str(Path(__file__).parent / "data" / "example.npz")
@@ -395,7 +396,7 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         )
         assert out.stat().st_size > 50
     lines = (tmp_path / "story.csv").read_text().splitlines()
-    assert lines[0] == "generated,generated_token,prompt,prompt_token,layer,value"
+    assert lines[0] == "method,layer,position,query,key,token,value,source"
 
 
 @pytest.mark.parametrize(
@@ -617,7 +618,7 @@ def test_a_link_is_followed_and_a_full_disk_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "link.csv").symlink_to(tmp_path / "target.csv")
     assert run("raw", EXAMPLE, "--out", tmp_path / "link.csv").returncode == 0
     assert (tmp_path / "link.csv").is_symlink()
-    assert (tmp_path / "target.csv").read_text().startswith("layer,")
+    assert (tmp_path / "target.csv").read_text().startswith("method,layer,")
     if Path("/dev/full").exists():
         with Path("/dev/full").open("w") as full:
             command = [sys.executable, "-m", "attnflow", "raw", EXAMPLE]
@@ -723,6 +724,7 @@ PROGRAM = """
 import json, os, sys, traceback
 from pathlib import Path
 from attnflow.cli import commands as cli
+from attnflow.cli import explaining
 doors, place = sys.argv[1:]
 for door, arguments in json.loads(Path(doors).read_text()).items():
     for number, name in ((1, "out"), (2, "err")):
@@ -907,7 +909,7 @@ def test_what_a_machine_refuses_is_one_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(af, "explain", fail)
+    monkeypatch.setattr(explaining, "explain", fail)
     assert inside(monkeypatch, "explain", "the key") == (2 if line else 1)
     err = capsys.readouterr().err
     assert err.startswith(line)
@@ -918,7 +920,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object, **__: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr(af, "explain", fail)
+    monkeypatch.setattr(explaining, "explain", fail)
     monkeypatch.setattr(sys, "argv", ["attnflow", "explain", "the key"])
     with pytest.raises(KeyError, match="ours"):
         cli.main()

@@ -27,7 +27,7 @@ def test_an_explanation_holds_what_the_functions_give() -> None:
     )
     for name, method in af.METHODS.items():
         np.testing.assert_allclose(
-            found.methods[name].values, method(attention, layers=range(1, 7)).values, atol=1e-6
+            found.results[name].values, method(attention, layers=range(1, 7)).values, atol=1e-6
         )
     np.testing.assert_allclose(
         found.importance["blank_out"].values, af.blank_out(model, TEXT).values, atol=1e-6

@@ -432,7 +432,7 @@ def test_curves_are_the_means_with_their_errors() -> None:
             edge = shade.get_paths()[0].vertices
             assert edge[edge[:, 0] == layer, 1].max() == pytest.approx(mean + half)
             assert edge[edge[:, 0] == layer, 1].min() == pytest.approx(mean - half)
-    lines = [drawn.artists["blank_out"][method][0] for method in found.methods]
+    lines = [drawn.artists["blank_out"][method][0] for method in found.results]
     assert (
         len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
     )

@@ -24,7 +24,7 @@ def story(family: str, prompt: Any = PROMPT, **options: Any) -> af.Generation:
 def full_pass(family: str, generation: af.Generation, heads: str | None = "mean") -> af.Attention:
     """The attention of one pass over the prompt and all generated tokens but the last."""
     ids = [int(token) for token in (*generation.prompt, *generation.tokens[:-1])]
-    return af.capture(af.Model(build(family)), ids, heads=heads)  # type: ignore[no-any-return]
+    return af.capture(af.Model(build(family)), ids, heads=heads)
 
 
 @pytest.mark.parametrize("family", DECODERS)

@@ -318,7 +318,6 @@ def test_what_limits_a_flow_is_its_source_its_target_or_neither(
     groups = data.draw(st.none() | any_groups(graph.size))
     targets = [[key] for key in range(graph.size)] if groups is None else groups
     result = af.flow(graph, groups=groups, layers=range(1, graph.depth + 1))
-    assert result.limited_by is not None
     assert result.limited_by.shape == result.values.shape
     assert ((result.limited_by != "between") == result.saturated).all()
     for layer in result.layers:
@@ -336,8 +335,9 @@ def test_what_limits_a_flow_is_its_source_its_target_or_neither(
 def test_only_flow_has_limits() -> None:
     for method in (af.raw, af.rollout):
         result = method(GRAPH)
-        assert result.limited_by is None
         assert result.saturated is None
+        with pytest.raises(af.OptionError, match="only a maximum flow is limited by something"):
+            _ = result.limited_by
 
 
 def plain_spread(row: Floats, seen: list[bool]) -> float:

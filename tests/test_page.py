@@ -495,7 +495,7 @@ def test_a_page_without_the_graph_still_shows_its_position(
     for name, label in (("raw", "Raw"), ("rollout", "Rollout"), ("flow", "Flow")):
         assert np.abs(shown[label] - small.results[name].at(small.position)).max() < CLOSE
     tab.locator("#position").select_option("2")
-    assert "numbers for position 0 only" in tab.locator("#note").inner_text()
+    assert "Rollout is given for position 0" in tab.locator("#note").inner_text()
 
 
 def test_an_encoder_decoders_layers_have_their_names(visit: Open) -> None:

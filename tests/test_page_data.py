@@ -118,7 +118,6 @@ def test_json_holds_nothing_that_ends_a_script() -> None:
 def test_the_packed_graph_is_the_graph_to_16_bits() -> None:
     found = explained(heads=None)
     data = data_of(explanation_page(found))
-    assert found.attention is not None
     weights = found.graph.weights
     assert np.abs(unpacked(data["weights"]) - weights).max() < 3e-4  # type: ignore[arg-type]
     assert np.abs(unpacked(data["heads"]) - found.attention.weights).max() < 3e-4  # type: ignore[arg-type]
@@ -167,6 +166,36 @@ def test_a_generations_page_holds_m_and_where_its_flow_is_saturated() -> None:
     assert whole.saturated is not None
     saturated = method_of(data, "flow")["saturated"]
     assert saturated == (whole.saturated[..., :5].mean(axis=-1) > 0.95).astype(int).tolist()
+
+
+def test_a_generations_page_marks_the_rows_that_are_saturated_and_only_those() -> None:
+    """Below, all look at the first token; above, evenly at all: with depth, all flows are full."""
+    prompt, new, depth = 3, 4, 5
+    size = prompt + new - 1
+    even = np.tril(np.ones((size, size))) / np.arange(1, size + 1)[:, None]
+    weights = np.stack([np.eye(size)[np.zeros(size, int)], *[even] * (depth - 1)])
+    attention = af.Attention(weights, causal=True)
+    generation = af.Generation("", ("new",) * new, (0.5,) * new, ("old",) * prompt, attention)
+    positions = range(prompt - 1, size)
+    flows = af.flow(attention, layers=range(1, depth + 1), positions=positions, normalize=None)
+    leaving = np.array([attention.graph().edges[layer - 1].sum(axis=1) for layer in flows.layers])
+    entering = attention.graph().edges[0].sum(axis=0)
+    bounds = np.minimum(leaving[:, positions, None], entering)  # [layer, query, key]
+    full = (np.abs(flows.values - bounds) < 1e-9)[..., :prompt].mean(axis=-1)  # shares of rows
+    assert data_of(generation_page(generation))["saturated"] == (full > 0.95).astype(int).tolist()
+    assert full.max(axis=1).tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1, 1])
+    assert full[3].tolist() == pytest.approx([1, 2 / 3, 1, 1])
+
+
+def test_an_explanations_page_marks_the_rows_that_are_saturated_and_how_even_they_are() -> None:
+    found = explained()
+    data = data_of(explanation_page(found))
+    assert found.flow.saturated is not None
+    marked = found.flow.saturated.mean(axis=-1) > 0.95  # [layer, query]
+    assert not marked[0].any()
+    assert marked[-1].all()
+    assert data["saturated"] == marked.astype(int).tolist()
+    assert np.abs(np.array(data["spread"]) - found.flow.spread).max() < 1e-4
 
 
 def test_a_long_generation_has_no_flow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

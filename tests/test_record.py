@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import attnflow as af
-from attnflow.capturing.recording import Recordings, record
+from attnflow.capturing.recording import record
+from attnflow.capturing.recordings import Recordings
 from attnflow.errors import CaptureError
 
 SAME = 1e-6
@@ -328,7 +329,7 @@ def test_blocks_of_queries_change_nothing(
     given = MASKS["both"] | {"attn_mask": MASKS["bool-per-head"]["attn_mask"]}
     _, (whole,) = recorded(module, x, x, x, heads=heads, **given)
     monkeypatch.setattr(
-        sys.modules["attnflow.capturing.recording"], "BLOCK", 2 * BATCH * HEADS * (LENGTH + 1)
+        sys.modules["attnflow.models.weighing"], "BLOCK_SCORES", 2 * BATCH * HEADS * (LENGTH + 1)
     )
     _, (blocks,) = recorded(module, x, x, x, heads=heads, **given)
     assert np.abs(whole.weights - blocks.weights).max() < SAME
@@ -781,7 +782,7 @@ def test_errors_of_what_is_recorded() -> None:
         pass
     with (
         pytest.raises(
-            af.OptionError, match=r"unknown head fusion 'median'; choose from mean, max, min"
+            af.OptionError, match=r"unknown heads 'median'; choose from 'mean', 'max', 'min'"
         ),
         record(encoder(), heads="median"),
     ):

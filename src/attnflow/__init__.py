@@ -40,7 +40,7 @@ from attnflow.errors import (
 from attnflow.models.loading import load
 from attnflow.models.model import Model
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "METHODS",

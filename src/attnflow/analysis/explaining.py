@@ -19,7 +19,7 @@ from attnflow.analysis.pipeline import (
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, Method, read_methods, run_method
 from attnflow.core.graph import AttentionGraph, check_position
-from attnflow.core.groups import word_groups
+from attnflow.core.groups import refuse_removed, word_groups
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.requests import name_positions, warn_if_even
 from attnflow.core.results import TokenAttention
@@ -133,7 +133,7 @@ def explain(
         special=(*encoded.special, *[False] * len(encoded.decoder_tokens)),
         position=reading.position,
         prediction=reading.prediction,
-        attention=reading.attention,
+        captured=reading.attention,
         graph=shown,
         results=results,
         importance=scored,
@@ -169,7 +169,7 @@ def explain_weights(
         special=(False,) * len(tokens),
         position=position,
         prediction=None,
-        attention=value if isinstance(value, Attention) else None,
+        captured=value if isinstance(value, Attention) else None,
         graph=graph,
         results=results,
         importance={},
@@ -186,6 +186,7 @@ def run_methods(
     workers: int,
 ) -> dict[str, TokenAttention]:
     """The result of each method on a graph: all layers, and all positions where that is cheap."""
+    refuse_removed([position], graph.size, graph.removed)
     results = {}
     options: dict[str, Any] = {"layers": list(range(1, graph.depth + 1)), "normalize": normalize}
     for name, method in functions.items():

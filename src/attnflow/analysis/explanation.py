@@ -40,8 +40,8 @@ class Explanation(Table):
         The explained position: where the prediction comes from, or the one asked for.
     prediction
         Label and probability; None where nothing is predicted.
-    attention
-        What was captured, or given; None where a graph was given.
+    captured
+        The attention that was captured, or given; None where a graph was given.
     graph
         What the methods ran on.
     results
@@ -70,13 +70,20 @@ class Explanation(Table):
     special: tuple[bool, ...]
     position: int
     prediction: tuple[str, float] | None
-    attention: Attention | None
+    captured: Attention | None
     graph: AttentionGraph
     results: dict[str, TokenAttention]
     importance: dict[str, Importance]
     word_importance: dict[str, Importance] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     functions: dict[str, Method] = field(default_factory=dict)
+
+    @property
+    def attention(self) -> Attention:
+        """The attention that was captured, or given."""
+        if self.captured is None:
+            raise OptionError("this explanation is of a graph, which has no weights of heads")
+        return self.captured
 
     @property
     def raw(self) -> TokenAttention:

@@ -11,12 +11,13 @@ import numpy as np
 
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.pipeline import open_model
-from attnflow.capturing.assembly import assemble_stack, check_heads, check_mixers
+from attnflow.capturing.assembly import assemble_stack, check_mixers
 from attnflow.core.graph import check_whole
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
-from attnflow.models.listening import Call, fuse, listening, restore_rows
+from attnflow.models.listening import Call, listening, restore_rows
 from attnflow.models.model import Model
+from attnflow.models.weighing import check_heads, fuse
 
 # options of the model's own `generate` that would make attention of something else than the named
 # prompt, or of more than one sequence per prompt

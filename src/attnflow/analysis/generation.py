@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from attnflow.analysis.pipeline import GraphMaker, read_graph_maker
 from attnflow.core.attention import Attention
-from attnflow.core.custom import Choices, Method, read_methods, run_method
+from attnflow.core.custom import Choices, read_methods, run_method
 from attnflow.core.files import PICTURES, by_ending, dump_json, known_ending, write_file
 from attnflow.core.graph import Floats
 from attnflow.core.provenance import Source
@@ -193,7 +193,8 @@ class PromptAttention(Table):
 def normalise_rows(values: Floats) -> Floats:
     """values [generated, prompt, layer] that sum to 1 over the prompt, where they are not all 0."""
     sums = values.sum(axis=1, keepdims=True)
-    return np.divide(values, sums, out=np.zeros_like(values), where=sums > 0)
+    shares: Floats = np.divide(values, sums, out=np.zeros_like(values), where=sums > 0)
+    return shares
 
 
 class GraphOptions(TypedDict, total=False):
@@ -245,7 +246,7 @@ class Generation:
 
     def by(
         self,
-        method: str | Method | dict[str, Method],
+        method: Choices,
         *,
         residual: float | None = None,
         without: Sequence[int] = (),

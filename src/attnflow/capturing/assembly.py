@@ -8,30 +8,65 @@ inputs and for generated texts alike.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.attention import Attention
-from attnflow.errors import CaptureError, OptionError, WeightsError
+from attnflow.errors import CaptureError, WeightsError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import READS_AHEAD, name_part
-from attnflow.models.inputs import Encoded, are_many, batches
+from attnflow.models.inputs import Encoded, Input, are_many, batches
 from attnflow.models.listening import Call, eager_calls, listening
 from attnflow.models.model import BATCH_TOKENS, Model
+from attnflow.models.weighing import check_heads, fill_empty_rows
 
-HEADS = ("mean", "max", "min", None)
+if TYPE_CHECKING:
+    import torch
 
 
+@overload
 def capture(
-    model: Any,
-    inputs: Any,
+    model: "Model | torch.nn.Module",
+    inputs: list[int],
     *,
     heads: str | None = "mean",
     truncation: bool = False,
     batch_tokens: int = BATCH_TOKENS,
-) -> Any:
+) -> Attention: ...
+
+
+@overload
+def capture(
+    model: "Model | torch.nn.Module",
+    inputs: list[Any],
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> list[Attention]: ...
+
+
+@overload
+def capture(
+    model: "Model | torch.nn.Module",
+    inputs: Input,
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Attention: ...
+
+
+def capture(
+    model: "Model | torch.nn.Module",
+    inputs: "Input | list[Any]",
+    *,
+    heads: str | None = "mean",
+    truncation: bool = False,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Attention | list[Attention]:
     """The attention of a model on one input, or a list of them on a list of inputs.
 
     Parameters
@@ -39,9 +74,9 @@ def capture(
     model
         A `Model`, or a Hugging Face model that takes token ids.
     inputs
-        A text, a pair of texts, token ids or an image. For an encoder-decoder it may be a pair
-        (source, target), and positions are those of the encoder, then of the decoder. Padding
-        never enters.
+        A text, a pair of texts, token ids or an image, or a list of such; a list of numbers is one
+        input. For an encoder-decoder it may be a pair (source, target), and positions are those of
+        the encoder, then of the decoder. Padding never enters.
     heads
         "mean", "max" or "min" fuse while capturing, so that one matrix per layer is kept; None
         keeps every head.
@@ -58,23 +93,16 @@ def capture(
     """
     model = model if isinstance(model, Model) else Model(model)
     check_heads(heads)
-    many = are_many(inputs)
-    encoded = [model.encode(each, truncation=truncation) for each in (inputs if many else [inputs])]
+    values = inputs if are_many(inputs) else [inputs]
+    encoded = [model.encode(value, truncation=truncation) for value in values]
     most = min(batch_tokens, 1) if model.batch_tokens == 1 else batch_tokens
-    found: dict[int, Attention] = {}
+    attentions: dict[int, Attention] = {}
     for batch in batches(encoded, most):
-        attentions = capture_batch(model, [encoded[place] for place in batch], heads)
-        found |= dict(zip(batch, attentions, strict=True))
-    return [found[place] for place in range(len(encoded))] if many else found[0]
-
-
-def check_heads(heads: Any) -> None:
-    """Refuse what is no way to fuse heads while capturing."""
-    if heads not in HEADS:
-        raise OptionError(
-            f"unknown heads {heads!r}; choose from 'mean', 'max', 'min' or None,"
-            " which keeps every head"
-        )
+        captured = capture_batch(model, [encoded[place] for place in batch], heads)
+        attentions |= dict(zip(batch, captured, strict=True))
+    return (
+        [attentions[place] for place in range(len(encoded))] if values is inputs else attentions[0]
+    )
 
 
 def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> list[Attention]:
@@ -203,6 +231,7 @@ def stack_calls(
 
     The array that the calls were written to, where it holds these layers and nothing else.
     """
+    stacked: npt.NDArray[np.float32]
     count = count_heads(model, calls)
     base = calls[0].weights.base
     whole = (len(calls), 1, count, span.stop, span.stop)
@@ -213,9 +242,12 @@ def stack_calls(
         and heads != "min"
         and all(call.weights.base is base for call in calls)
     ):
-        stacked: npt.NDArray[np.float32] = base[:, 0]
+        stacked = base[:, 0]
         return stacked
-    return np.stack([fill_empty_rows(call.weights[place, :, span, span], heads) for call in calls])
+    stacked = np.stack([call.weights[place, :, span, span] for call in calls])
+    if heads == "min":
+        fill_empty_rows(stacked)
+    return stacked
 
 
 def count_heads(model: Model, calls: Sequence[Call]) -> int:
@@ -258,7 +290,9 @@ def assemble_pair(
         ).copy()
         matrix[:, rows] = 0.0
         height, width = rows.stop - rows.start, columns.stop - columns.start
-        matrix[:, rows, columns] = fill_empty_rows(call.weights[place, :, :height, :width], heads)
+        matrix[:, rows, columns] = call.weights[place, :, :height, :width]
+        if heads == "min":
+            fill_empty_rows(matrix)
         layers.append(matrix)
         names.append(
             f"{part} {counts[part]}"
@@ -282,14 +316,6 @@ def assemble_pair(
         causal=False,
         layer_names=[names[index] for index in order],
     )
-
-
-def fill_empty_rows(weights: npt.NDArray[np.float32], heads: str | None) -> npt.NDArray[np.float32]:
-    """[head, query, key] where a row that fusion by minimum left empty looks at itself."""
-    if heads != "min":
-        return weights
-    empty = weights.sum(axis=-1, keepdims=True) == 0
-    return np.where(empty, np.eye(weights.shape[-2], weights.shape[-1], dtype=np.float32), weights)
 
 
 def make_attention(model: Model, weights: npt.NDArray[np.float32], **options: Any) -> Attention:

@@ -13,7 +13,15 @@ from attnflow.errors import OptionError
 
 @dataclass(frozen=True)
 class Group:
-    """Positions that are taken together as one key: a word, a span, an image region."""
+    """Positions that are taken together as one key: a word, a span, an image region.
+
+    Parameters
+    ----------
+    name
+        What the group is called.
+    positions
+        Its positions, from 0.
+    """
 
     name: str
     positions: tuple[int, ...]

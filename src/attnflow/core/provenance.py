@@ -69,7 +69,13 @@ class Source:
 
     @classmethod
     def from_json(cls, text: str) -> "Source":
-        """What `to_json` wrote; names that this version does not know are left out."""
+        """What `to_json` wrote; names that this version does not know are left out.
+
+        Parameters
+        ----------
+        text
+            One object in JSON.
+        """
         content = json.loads(text)
         if not isinstance(content, dict):
             raise ValueError(f"a source must be a JSON object; got {type(content).__name__}")

@@ -91,17 +91,22 @@ class TokenAttention(Table):
             object.__setattr__(self, "size", int(self.values.shape[-1]))
 
     @property
-    def limited_by(self) -> npt.NDArray[np.str_] | None:
+    def limited_by(self) -> npt.NDArray[np.str_]:
         """[layer, query, key], of flow only: what the maximum flow equals, before normalisation.
 
         "source": the sum of the source's row in its layer. "target": the sum of the target's
         column (of its group's) in layer `bottom` + 1. "between": neither, or a removed position.
         """
-        return None if self.limits is None else np.array(LIMITS)[self.limits]
+        if self.limits is None:
+            raise OptionError(
+                f"only a maximum flow is limited by something; got a result of {self.method}:"
+                " use flow"
+            )
+        return np.array(LIMITS)[self.limits]
 
     @cached_property
     def saturated(self) -> npt.NDArray[np.bool_] | None:
-        """[layer, query, key], of flow only: where source or target alone limit the flow."""
+        """[layer, query, key]: where source or target alone limit a flow; None of other methods."""
         return None if self.limits is None else self.limits != LIMITS.index("between")
 
     @cached_property

@@ -20,27 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.models.families import (
-    CAUSAL,
-    NO_TOKEN_SCORE,
-    SCALING,
-    SCORE_BIAS,
-    SOFTCAP,
-    WINDOW,
-)
+from attnflow.core.graph import ROW_TOLERANCE
+from attnflow.models.families import WINDOW
+from attnflow.models.weighing import compute_weights, fuse
 
 if TYPE_CHECKING:
     import torch
 
-# numbers in one block of weights [sequence, head, query, key], at most, if one query's row is not
-# larger
-BLOCK = 2**20
-ROUNDED = 1e-2  # how far from 1 a row of 16-bit weights may sum
-
 
 @dataclass(frozen=True)
 class Call:
-    """One layer's attention as it was called: fused weights [sequence, head, query, key], on the CPU."""
+    """One layer's attention as it was called, on the CPU."""
 
     name: str  # of the module, within its model
     weights: npt.NDArray[np.float32]  # [sequence, head (1 if fused), query, key]
@@ -58,7 +48,7 @@ class Attend:
 
 Listener = Callable[..., Any]
 listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-patching = threading.RLock()
+interface_lock = threading.RLock()
 patched = 0  # captures under way, in all threads
 
 
@@ -113,8 +103,9 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
                     key,
                     attention_mask,
                     heads,
-                    options | {"hides_future": attend.hides_future},
                     torch.from_numpy(weights),
+                    options,
+                    hides_future=attend.hides_future,
                 )
             calls.append(Call(names[module], weights, sink, options.get(WINDOW)))
         return output
@@ -126,7 +117,7 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
 @contextmanager
 def intercepting(listen: Listener) -> Iterator[None]:
     """While this lasts, attention in this thread goes through `listen(attend, module, ...)`."""
-    with interface_patched():
+    with patch_interface():
         token = listener.set(listen)
         try:
             yield
@@ -135,7 +126,7 @@ def intercepting(listen: Listener) -> Iterator[None]:
 
 
 @contextmanager
-def interface_patched() -> Iterator[None]:
+def patch_interface() -> Iterator[None]:
     """While this lasts, what transformers' AttentionInterface gives out passes by the listener."""
     global patched
     if "transformers" not in sys.modules:  # then nobody asks it
@@ -143,7 +134,7 @@ def interface_patched() -> Iterator[None]:
         return
     from transformers import AttentionInterface
 
-    with patching:
+    with interface_lock:
         patched += 1
         if patched == 1:
             original = AttentionInterface.get_interface
@@ -160,89 +151,10 @@ def interface_patched() -> Iterator[None]:
     try:
         yield
     finally:
-        with patching:
+        with interface_lock:
             patched -= 1
             if patched == 0:
                 AttentionInterface.get_interface = AttentionInterface.get_interface.original
-
-
-def compute_weights(
-    module: Any,
-    query: "torch.Tensor",
-    key: "torch.Tensor",
-    mask: "torch.Tensor | None",
-    heads: str | None,
-    options: dict[str, Any],
-    weights: "torch.Tensor",
-) -> "torch.Tensor | None":
-    """Set weights [sequence, head or 1, query, key] to those that attention has, from what the interface was given.
-
-    query: [sequence, head, query, width]; key likewise, where several heads may share one. Returns the share of a sink logit [sequence,
-    query], if there is one.
-    """
-    import torch
-
-    sequences, count, queries, width = query.shape
-    groups, keys = key.shape[1], key.shape[2]
-    scaling = options.get(SCALING)
-    scaling = width**-0.5 if scaling is None else scaling
-    softcap, bias, sinks = (
-        options.get(SOFTCAP),
-        options.get(SCORE_BIAS),
-        options.get(NO_TOKEN_SCORE),
-    )
-    is_causal = options.get(CAUSAL)
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    may_hide = mask is None and options.get("hides_future", True)
-    hides_future = may_hide and bool(is_causal) and queries > 1
-    sink = None if sinks is None else torch.empty(sequences, queries)
-    across = key.float().transpose(2, 3)  # [sequence, group, width, key]
-    step = max(1, BLOCK // (sequences * count * keys))
-    for start in range(0, queries, step):
-        rows = slice(start, min(start + step, queries))
-        seen = (
-            min(keys, rows.stop) if hides_future else keys
-        )  # no query of this block sees a later key
-        block = (query[:, :, rows].float() * scaling).reshape(
-            sequences, groups, -1, width
-        )  # a group's heads below each other
-        logits = (block @ across[..., :seen]).view(
-            sequences, count, rows.stop - start, seen
-        )  # [sequence, head, query, key]
-        if softcap is not None:
-            logits.div_(softcap).tanh_().mul_(softcap)
-        if bias is not None:
-            logits += bias[:, :, rows, :seen].float()
-        if mask is not None:
-            part = mask[:, :, rows if mask.shape[2] > 1 else slice(None), :seen]
-            logits = (
-                logits.masked_fill_(~part, float("-inf"))
-                if part.dtype == torch.bool
-                else logits.add_(part.float())
-            )
-        if hides_future:
-            future = torch.ones(
-                rows.stop - start, seen - start, dtype=torch.bool, device=logits.device
-            ).triu_(1)
-            logits[..., start:].masked_fill_(future, float("-inf"))
-            weights[:, :, rows, seen:] = 0.0
-        if sinks is not None:
-            extra = sinks.float().reshape(1, -1, 1, 1).expand(sequences, -1, logits.shape[2], 1)
-            shares = torch.cat([logits, extra], dim=-1).softmax(dim=-1)[..., -1]
-            sink[:, rows] = shares.mean(dim=1).cpu()  # type: ignore[index]
-        weights[:, :, rows, :seen] = fuse(torch.softmax(logits, dim=-1, out=logits), heads)
-    return sink
-
-
-def fuse(weights: "torch.Tensor", heads: str | None) -> "torch.Tensor":
-    """Weights [sequence, head, query, key] with heads fused to one, rows summing to 1 again; all heads if None."""
-    if heads is None:
-        return weights
-    if heads == "mean":
-        return weights.mean(dim=1, keepdim=True)
-    fused = (weights.amax if heads == "max" else weights.amin)(dim=1, keepdim=True)
-    sums = fused.sum(dim=-1, keepdim=True)
-    return fused / sums.where(sums > 0, 1.0)
 
 
 def eager_calls(model: Any, arguments: dict[str, Any], heads: str | None) -> tuple[list[Call], Any]:
@@ -252,10 +164,10 @@ def eager_calls(model: Any, arguments: dict[str, Any], heads: str | None) -> tup
     except (TypeError, IndexError, AttributeError, NotImplementedError):
         return [], None  # it knows no such option, or promises weights that it does not have
     layers = getattr(output, "attentions", None) or ()
-    found = [layer for layer in layers if getattr(layer, "ndim", 0) == 4]
+    matrices = [layer for layer in layers if getattr(layer, "ndim", 0) == 4]
     return [
         Call(f"layer {number}", fuse(restore_rows(layer), heads).cpu().numpy(), None, None)
-        for number, layer in enumerate(found, start=1)
+        for number, layer in enumerate(matrices, start=1)
     ], output
 
 
@@ -265,4 +177,4 @@ def restore_rows(layer: "torch.Tensor") -> "torch.Tensor":
     if layer.element_size() > 2:
         return weights
     sums = weights.sum(dim=-1, keepdim=True)
-    return weights / sums.where((sums - 1).abs() < ROUNDED, 1.0)
+    return weights / sums.where((sums - 1).abs() < ROW_TOLERANCE[2], 1.0)

@@ -17,7 +17,8 @@ from attnflow.errors import CaptureError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import check_attention, list_image_marks
 from attnflow.models.inputs import list_special_ids, read_patch_size, select_arguments
-from attnflow.models.listening import Attend, compute_weights, eager_calls, intercepting
+from attnflow.models.listening import Attend, eager_calls, intercepting
+from attnflow.models.weighing import compute_weights
 
 if TYPE_CHECKING:
     from attnflow.models.model import Model
@@ -124,9 +125,9 @@ def probe_module(module: Any, arguments: dict[str, Any], changed: dict[int, int]
     ) -> Any:
         shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         weights = torch.empty(shape)
-        facts = options | {"hides_future": attend.hides_future}
+        given = (part, query, key, attention_mask, None, weights, options)
         with torch.autocast(query.device.type, enabled=False):
-            compute_weights(part, query, key, attention_mask, None, facts, weights)
+            compute_weights(*given, hides_future=attend.hides_future)
         if query.shape[2] != key.shape[2]:  # attention to another sequence
             nothing = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
             return value.new_zeros(nothing), None

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from attnflow.analysis.explanation import Explanation, explain
+from attnflow.analysis.explaining import explain
+from attnflow.analysis.explanation import Explanation
 from attnflow.core.groups import list_words
 from attnflow.core.text import join_subwords
 from attnflow.errors import OptionError

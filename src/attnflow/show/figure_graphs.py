@@ -158,14 +158,14 @@ def compare_graphs(
     else:
         panels = given_axes(axes, 3)
     artists = {}
-    scale = largest(result.values for result in explanation.methods.values())
+    scale = largest(result.values for result in explanation.results.values())
     options: dict[str, Any] = {
         "position": position,
         "orientation": orientation,
         "strongest": strongest,
         "scale": scale,
     }
-    for place, (name, result) in enumerate(explanation.methods.items()):
+    for place, (name, result) in enumerate(explanation.results.items()):
         panel = panels[place]
         drawn = attention_graph(result, ax=panel, **options)
         artists[name] = drawn.artists
@@ -444,7 +444,7 @@ def explanations_of(given: Any) -> list[Explanation]:
             f"this figure draws what explain gives, one or a list; got {type(given).__name__}"
         )
     for each in several:
-        for result in each.methods.values():
+        for result in each.results.values():
             check_result(result)
             if len(result.tokens) != len(each.tokens):
                 raise OptionError(

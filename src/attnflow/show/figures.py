@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from attnflow.analysis.evaluation import Report
+from attnflow.analysis.report import Report
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generation import Generation, PromptAttention
 from attnflow.core.graph import Floats, integers
@@ -140,7 +140,7 @@ def compare_heatmaps(
     for each, place in zip(several, positions, strict=True):
         panels += [
             (name, *rows_at(result, place), each.tokens, place)
-            for name, result in each.methods.items()
+            for name, result in each.results.items()
         ]
     scale = checked_scale(scale, *(values for _, _, values, _, _ in panels))
     size = max(len(each.tokens) for each in several)
@@ -223,7 +223,7 @@ def pronoun(
             raise OptionError(
                 f"references must be two positions from 0 to {len(each.tokens) - 1}; got {pair}"
             )
-        rows = {name: rows_at(result, place) for name, result in each.methods.items()}
+        rows = {name: rows_at(result, place) for name, result in each.results.items()}
         maps.append(
             {
                 name: (layers, values[:, pair], [each.tokens[one] for one in pair])

@@ -77,7 +77,7 @@ def explanation_page(explanation: Explanation) -> str:
     '<!doctype html>'
     """
     graph = explanation.graph
-    packed, notes = pack_weights(explanation.attention, graph)
+    packed, notes = pack_weights(explanation.captured, graph)
     methods = [
         describe_result(
             name, result, explanation.position, explanation.functions.get(name), graph, packed
@@ -135,7 +135,9 @@ def generation_page(generation: Generation, *, methods: Choices | None = None) -
             )
             continue
         with collect_notices():  # the page says so itself, where it is so
-            shown.append(describe_prompt_attention(generation.by({name: function}), generation))
+            result = generation.by({name: function})
+        kind = COMPUTED.get(function) if "weights" in packed else None
+        shown.append(describe_prompt_attention(result, generation) | {"computed": kind})
     tokens = (*generation.prompt, *generation.tokens)
     data: Data = {
         "kind": "generation",

@@ -381,7 +381,7 @@ function noteOf(node) {
   const missing = shown.find((method) => !rowOf(method, layer, position, null));
   if (missing) return isGeneration
     ? `${label(missing)} is given for the positions that predicted a generated token.`
-    : `${label(missing)} is given for position ${data.position} ${quoted(data.position)} only: this text has more than ${MANY} tokens.`;
+    : `${label(missing)} is given for position ${data.position} ${quoted(data.position)} only${size > MANY ? `: this text has more than ${MANY} tokens` : ""}.`;
   const even = shown.find((method) => isEven(method, node));
   if (even) {
     const spread = fact(even, "spread", node), by = number(spread, spread);
