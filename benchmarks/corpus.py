@@ -35,9 +35,11 @@ from attnflow.analysis.pipeline import read_batch
 from attnflow.capturing.assembly import capture_batch
 from attnflow.core.methods import METHODS
 from attnflow.corpus import shard as corpus_shard
-from attnflow.corpus.folder import Packed, pack
-from attnflow.corpus.rows import Row, fingerprint, source_of
-from attnflow.corpus.shard import Job, compute_shard, one_thread, plan_job
+from attnflow.corpus.folder import PackedShard, pack_shard
+from attnflow.corpus.job import Functions, Job, plan_job
+from attnflow.corpus.rows import Row, gather_inputs, hash_file
+from attnflow.corpus.shard import compute_shard, one_thread
+from attnflow.corpus.shard_tables import make_result_table
 from attnflow.models.execution import evaluating
 from attnflow.models.inputs import batches
 from attnflow.models.model import Model
@@ -98,14 +100,13 @@ def texts_of(model: Model, tokens: int, count: int) -> list[str]:
     return texts
 
 
-def job_of(model: Model) -> Job:
-    """What `attnflow corpus run` does without options."""
+def job_of(model: Model, importance: tuple[str, ...] = ()) -> tuple[Job, Functions]:
+    """What `attnflow corpus run` does without options, or with importance alone."""
     options: dict[str, Any] = {
         "layers": None,
         "position": "focal",
         "normalize": "sum",
-        "residual": 0.5,
-        "importance": (),
+        "importance": importance,
     }
     return plan_job(model, methods=("raw", "rollout", "flow"), batch_tokens=None, **options)
 
@@ -116,7 +117,7 @@ def job_of(model: Model) -> Job:
 def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
     """One model at one length: a plain forward pass, with capture, the whole of a shard; in turns."""
     model = af.load(name_of(name))
-    job = job_of(model)
+    job, functions = job_of(model)
     texts = texts_of(model, tokens, count)
     rows = [Row(number, str(number), text) for number, text in enumerate(texts)]
     encoded = [model.encode(text) for text in texts]
@@ -131,8 +132,8 @@ def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
         for batch in cut:
             capture_batch(model, batch, "mean")
 
-    def whole() -> Packed:
-        return pack(*compute_shard(model, job, rows))
+    def whole() -> PackedShard:
+        return pack_shard(*compute_shard(model, job, functions, rows))
 
     tasks: dict[str, Callable[[], object]] = {"plain": plain, "capture": captured, "whole": whole}
     times: dict[str, list[float]] = {each: [] for each in tasks}
@@ -147,9 +148,11 @@ def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
     }  # the first round compiles, and is left out
     blanked = None
     if model.task == "sequence classification":
-        some, more = rows[: max(1, count // 10)], replace(job, importance=("blank_out",))
+        some = rows[: max(1, count // 10)]
+        more, scoring = job_of(model, importance=("blank_out",))
         blanked = median(
-            seconds_of(lambda: compute_shard(model, more, some)) / len(some) for _ in range(rounds)
+            seconds_of(lambda: compute_shard(model, more, scoring, some)) / len(some)
+            for _ in range(rounds)
         )
     shares = {part: parts[part] / timed for part in PARTS}
     return Speed(
@@ -189,11 +192,15 @@ def clocks() -> Iterator[dict[str, float]]:
         )
         stack.enter_context(
             patch.object(
-                corpus_shard, "result_table", timed("table and Parquet", corpus_shard.result_table)
+                corpus_shard,
+                "make_result_table",
+                timed("table and Parquet", make_result_table),
             )
         )
         stack.enter_context(
-            patch.object(sys.modules[__name__], "pack", timed("table and Parquet", pack))
+            patch.object(
+                sys.modules[__name__], "pack_shard", timed("table and Parquet", pack_shard)
+            )
         )
         yield seconds
 
@@ -321,13 +328,13 @@ def reading(quick: bool) -> list[list[str]]:
         )
         pq.write_table(pa.table({"text": texts}), paths["parquet"])
         for ending, path in paths.items():
-            seconds = seconds_of(lambda path=path: deque(source_of(path).rows(), maxlen=0))  # type: ignore[misc]
+            seconds = seconds_of(lambda path=path: deque(gather_inputs(path).rows(), maxlen=0))  # type: ignore[misc]
             found.append([ending, f"{count / seconds:,.0f}"])
         size = paths["jsonl"].stat().st_size
         found.append(
             [
                 "SHA-256, MB a second",
-                f"{size / 1e6 / seconds_of(lambda: fingerprint(paths['jsonl'])):,.0f}",
+                f"{size / 1e6 / seconds_of(lambda: hash_file(paths['jsonl'])):,.0f}",
             ]
         )
     return found

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,16 @@ from scipy.stats import spearmanr
 
 import attnflow as af
 from attnflow.core.methods import METHODS
-from attnflow.corpus import on_ray as corpus_ray
-from attnflow.corpus import running as corpus
+from attnflow.corpus import local, on_ray, planning
 from attnflow.corpus import shard as corpus_shard
-from attnflow.corpus.folder import Manifest, pack, shard_path, write_shard
-from attnflow.corpus.rows import READ_ROWS, Row, source_of
-from attnflow.corpus.tables import (
-    bootstrap,
-    corpus_status,
-    evaluate_corpus,
-    top_words,
-    verify_corpus,
-)
+from attnflow.corpus.folder import pack_shard, shard_path, write_shard
+from attnflow.corpus.formats import READ_ROWS, Columns
+from attnflow.corpus.job import Job
+from attnflow.corpus.manifest import Manifest
+from attnflow.corpus.rows import InputFiles, Row, gather_inputs
+from attnflow.corpus.scores import bootstrap, evaluate_corpus, top_words
+from attnflow.corpus.shard_tables import make_error_table, result_schema
+from attnflow.corpus.status import corpus_status, verify_corpus
 from tests.families import DECODERS, build, word_tokenizer
 from tests.test_cli import inside
 
@@ -80,6 +79,10 @@ def texts(tmp_path: Path) -> Path:
 
 def begun(texts: Path, out: Path, **options: Any) -> Manifest:
     return af.explain_corpus(texts, out, **{**CHEAP, "shard_rows": 10, **options})
+
+
+def read_input(path: Any, limit: int | None = None, **columns: Any) -> InputFiles:
+    return replace(gather_inputs(path, Columns(**columns)), limit=limit)
 
 
 def table(out: Path) -> Any:
@@ -215,11 +218,11 @@ FORMATS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_is_read_alike(name: str, tmp_path: Path) -> None:
     FORMATS[name](tmp_path / name)
-    rows = list(source_of(tmp_path / name, id="id", label="label").rows())
+    rows = list(read_input(tmp_path / name, id="id", label="label").rows())
     assert [
         {"id": row.id, "text": row.text.replace("\x0b", "\n"), "label": row.label} for row in rows
     ] == ROWS
-    plain = list(source_of([tmp_path / name, tmp_path / name], limit=5).rows())
+    plain = list(read_input([tmp_path / name, tmp_path / name], limit=5).rows())
     assert [row.number for row in plain] == [0, 1, 2, 3, 4]
     assert [row.id for row in plain] == [f"{tmp_path / name}:{place}" for place in (0, 1, 2, 0, 1)]
     assert {row.label for row in plain} == {None}
@@ -227,7 +230,7 @@ def test_every_format_is_read_alike(name: str, tmp_path: Path) -> None:
 
 def test_files_with_one_column_need_no_name_and_blank_lines_are_empty_texts(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("words\nthe key\n\nthe keys\n")
-    assert [row.text for row in source_of(tmp_path / "one.csv").rows()] == [
+    assert [row.text for row in read_input(tmp_path / "one.csv").rows()] == [
         "the key",
         "",
         "the keys",
@@ -285,7 +288,7 @@ def test_the_columns_of_json_lines_are_those_of_many_lines(
     content: bytes, found: list[str | None] | str, tmp_path: Path
 ) -> None:
     (tmp_path / "x.jsonl").write_bytes(content)
-    source = source_of(tmp_path / "x.jsonl")
+    source = read_input(tmp_path / "x.jsonl")
     if isinstance(found, list):
         assert [None if row.problem else row.text for row in source.rows()] == found
     else:
@@ -310,7 +313,7 @@ def test_a_quote_that_is_not_closed_is_refused_by_its_line(content: str, tmp_pat
 
 def test_a_quote_that_stands_wrong_in_its_line_costs_only_that(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('text,n\n"the" key,1\n"the\nkeys",2\n')
-    wrong, right = source_of(tmp_path / "x.csv").rows()
+    wrong, right = read_input(tmp_path / "x.csv").rows()
     assert (wrong.text, "line 2" in str(wrong.problem)) == ('"the" key,1', True)
     assert (right.text, right.problem) == ("the\nkeys", None)
 
@@ -351,11 +354,11 @@ def test_columns_of_one_name_are_told_or_refused(ending: str, tmp_path: Path) ->
         pq.write_table(pa.table([pa.array(["key"])] * 3, names=["text", "n", "n"]), path)
     else:
         path.write_text("text,n,n\nkey,1,2\n".replace(",", "," if ending == "csv" else "\t"))
-    assert [row.text for row in source_of(path).rows(notes.append)] == ["key"]
+    assert [row.text for row in read_input(path).rows(notes.append)] == ["key"]
     assert notes == [f"{path} has 2 columns 'n'; none of them is used"]
     for option in ({"text": "n"}, {"id": "n"}, {"label": "n"}, {"keep": ("n",)}):
         with pytest.raises(af.FileError, match=r"has 2 columns 'n' \(.*\): rename all but one"):
-            list(source_of(path, **option).rows())
+            list(read_input(path, **option).rows())
 
 
 @pytest.mark.parametrize("column", ["text", "id", "label", "keep"])
@@ -365,8 +368,8 @@ def test_values_that_python_has_no_word_for_are_errors_of_their_rows(
     path = tmp_path / "x.parquet"
     when = pa.array([0, 2**60], pa.timestamp("ms"))
     pq.write_table(pa.table({"text": ["key", "keys"], "when": when}), path)
-    options = {column: ("when",) if column == "keep" else "when"}
-    fine, wrong = source_of(path, **options).rows()
+    options: dict[str, Any] = {column: ("when",) if column == "keep" else "when"}
+    fine, wrong = read_input(path, **options).rows()
     assert fine.problem == ("the text must be a string; got datetime" if column == "text" else None)
     assert str(wrong.problem).startswith("the value of 'when' cannot be converted: ")
 
@@ -582,13 +585,13 @@ def test_a_model_that_fails_on_a_whole_shard_stops_the_run_once(
             raise RuntimeError("no such device")
         return read_batch(model, inputs, **options)
 
-    def noting(model: Any, job: Any, rows: Any) -> Any:
+    def noting(model: Any, job: Any, functions: Any, rows: Any) -> Any:
         now[0] = rows[0].number
-        return compute(model, job, rows)
+        return compute(model, job, functions, rows)
 
-    now, compute = [0], vars(corpus)["compute_shard"]
+    now, compute = [0], vars(local)["compute_shard"]
     monkeypatch.setattr(corpus_shard, "read_batch", failing)
-    monkeypatch.setattr(corpus, "compute_shard", noting)
+    monkeypatch.setattr(local, "compute_shard", noting)
     spoilt = range(50)
     with pytest.raises(af.CaptureError, match="with one and the same error: no such device; "):
         begun(texts, out)
@@ -628,7 +631,7 @@ def test_a_row_that_is_too_large_for_the_memory_is_an_error_of_its_own(tmp_path:
         torch.OutOfMemoryError("CUDA out of memory."),
     ],
 )
-@pytest.mark.parametrize("part", ["read_batch", "token_attention"])
+@pytest.mark.parametrize("part", ["read_batch", "score_method"])
 def test_a_row_that_runs_out_of_memory_is_too_large(
     error: Any, part: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -732,7 +735,7 @@ def is_gone(group: int) -> bool:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException) -> None:
     """Let the computation of shards fail after some."""
-    compute, calls = vars(corpus)["compute_shard"], []
+    compute, calls = vars(local)["compute_shard"], []
 
     def failing(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -740,7 +743,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, error: BaseException
             raise error
         return compute(*arguments)
 
-    monkeypatch.setattr(corpus, "compute_shard", failing)
+    monkeypatch.setattr(local, "compute_shard", failing)
 
 
 def test_an_interrupted_run_goes_on_where_it_was(
@@ -877,7 +880,7 @@ def test_labels_that_are_no_classes_are_refused_before_the_run(tmp_path: Path) -
 def test_a_worker_with_other_weights_is_refused(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "model_fingerprint", lambda model: "0" * 64)
+    monkeypatch.setattr(planning, "model_fingerprint", lambda model: "0" * 64)
     with pytest.raises(af.FileError, match="the model verb-number has other weights in a worker"):
         begun(texts, tmp_path / "out", workers=2)  # whose own processes count right
     assert corpus_status(tmp_path / "out").done == 0
@@ -953,14 +956,14 @@ def test_what_changed_is_refused_by_name(texts: Path, tmp_path: Path) -> None:
 def test_an_input_that_changes_while_it_is_read_is_refused(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute, before = vars(corpus)["compute_shard"], texts.read_text()
+    compute, before = vars(local)["compute_shard"], texts.read_text()
 
-    def changing(model: Any, job: Any, rows: Any) -> Any:
+    def changing(model: Any, job: Any, functions: Any, rows: Any) -> Any:
         texts.write_text(before.replace("key", "man"))
-        return compute(model, job, rows)
+        return compute(model, job, functions, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "compute_shard", changing)
+        patch.setattr(local, "compute_shard", changing)
         with pytest.raises(af.FileError, match=r"texts\.csv changed while it was read"):
             begun(texts, tmp_path / "out")
     assert corpus_status(tmp_path / "out").shards_done == 0
@@ -972,19 +975,19 @@ def test_an_input_that_changes_while_it_is_read_is_refused(
 def test_a_run_that_is_stopped_vouches_for_nothing_that_a_changed_input_gave(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute, before = vars(corpus)["compute_shard"], texts.read_text()
+    compute, before = vars(local)["compute_shard"], texts.read_text()
     calls: list[int] = []
 
-    def changing(model: Any, job: Any, rows: Any) -> Any:
+    def changing(model: Any, job: Any, functions: Any, rows: Any) -> Any:
         calls.append(len(calls))
         if len(calls) == 3:
             texts.write_text(before.replace("key", "man"))
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return compute(model, job, rows)
+        return compute(model, job, functions, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "compute_shard", changing)
+        patch.setattr(local, "compute_shard", changing)
         with pytest.raises(af.FileError, match=r"texts\.csv changed while it was read"):
             begun(texts, tmp_path / "out")
     assert corpus_status(tmp_path / "out").shards_done in (1, 2)
@@ -1018,18 +1021,18 @@ def test_an_error_of_the_run_itself_ends_its_workers(
 def test_shards_that_vanish_while_it_runs_are_told(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute, out = vars(corpus)["compute_shard"], tmp_path / "out"
+    compute, out = vars(local)["compute_shard"], tmp_path / "out"
 
-    def removing(model: Any, job: Any, rows: Any) -> Any:
+    def removing(model: Any, job: Any, functions: Any, rows: Any) -> Any:
         if rows[0].number == 20:
             shard_path(out, 0).unlink()
-        return compute(model, job, rows)
+        return compute(model, job, functions, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "compute_shard", removing)
+        patch.setattr(local, "compute_shard", removing)
         with pytest.raises(
             af.FileError,
-            match=r"1 shards of .*out are missing, among them 0: the same command goes on",
+            match=r"1 shards of .*out are missing, among them 0: the same command resumes",
         ):
             begun(texts, out)
     begun(texts, out)
@@ -1260,7 +1263,7 @@ def test_a_worker_that_dies_is_one_line(
             return os._exit, (9,)
 
     rows = [Deadly(number, str(number), "the key") for number in range(50)]
-    monkeypatch.setattr("attnflow.corpus.rows.Source.rows", lambda self, *_: iter(rows))
+    monkeypatch.setattr("attnflow.corpus.rows.InputFiles.rows", lambda self, *_: iter(rows))
     with pytest.raises(af.FileError, match="a worker died"):
         begun(texts, tmp_path / "out", workers=2)
     monkeypatch.undo()
@@ -1296,7 +1299,7 @@ def test_verify_finds_gaps_and_repeats_that_checksums_do_not(texts: Path, tmp_pa
         (good.slice(1), "shard-00001.parquet: rows 10 are missing"),
         (good.drop_columns(["rollout"]), "other columns"),
     ):
-        manifest.shards[1] = write_shard(out, 1, pack(wrong, corpus_shard.error_table([])))
+        manifest.shards[1] = write_shard(out, 1, pack_shard(wrong, make_error_table([])))
         manifest.write(out)
         assert any(message in line for line in verify_corpus(out)), message
     shutil.copy(shard_path(out, 2), out / "shard-00009.parquet")
@@ -1425,10 +1428,10 @@ def test_words_are_joined_from_subwords(texts: Path, tmp_path: Path) -> None:
     manifest = Manifest.read(folder)
     for name in ("rollout", "flow"):
         scores = pa.Table.from_pylist(
-            [row | {name: row["rollout"]}], schema=corpus_shard.result_schema([name], [])
+            [row | {name: row["rollout"]}], schema=result_schema([name], [])
         )
         manifest.options |= {"methods": [name], "layers": {name: [6]}}
-        manifest.shards[0] = write_shard(folder, 0, pack(scores, corpus_shard.error_table([])))
+        manifest.shards[0] = write_shard(folder, 0, pack_shard(scores, make_error_table([])))
         manifest.write(folder)
         if name == "flow":  # whose sum would rank words by the number of their pieces
             with pytest.raises(af.OptionError, match="'Cabinets' has 2 pieces: rank words by roll"):
@@ -1471,7 +1474,7 @@ def test_the_commands(
     shown = said("corpus", "status", out)
     assert "rows: 50 of 50" in shown
     assert "errors: 1 (1 empty)" in shown
-    assert "rows a second" in shown
+    assert "rows per second" in shown
     assert said("evaluate", out) == said("corpus", "evaluate", out)
     assert "| blank_out | flow | 6 |" in said(
         "evaluate", out, "--methods", "flow", "--out", tmp_path / "report.csv"
@@ -1528,21 +1531,21 @@ def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(
     manifest, threads = begun(texts, tmp_path / "out"), torch.get_num_threads()
     try:
         facts = manifest.model["fingerprint"], manifest.versions
-        assert corpus_ray.same_model("verb-number", *facts).name == af.load().name
+        assert on_ray.load_same("verb-number", *facts).name == af.load().name
         with pytest.raises(
             af.AttnFlowError,
             match="the model verb-number has other weights there than where the run was started",
         ):
-            corpus_ray.same_model("verb-number", "0" * 64, manifest.versions)
+            on_ray.load_same("verb-number", "0" * 64, manifest.versions)
         with pytest.raises(
             af.AttnFlowError,
             match=r"torch is .* there and 1\.0 where the run was started: install the same",
         ):
-            corpus_ray.same_model("verb-number", facts[0], {**manifest.versions, "torch": "1.0"})
-        actor = corpus_ray.Explainer(
+            on_ray.load_same("verb-number", facts[0], {**manifest.versions, "torch": "1.0"})
+        actor = on_ray.Explainer(
             "/nowhere/model",
             *facts,
-            corpus_shard.Job(("raw",), {}, "focal", "sum", 0.5, (), 1),
+            Job(("raw",), {}, "focal", "sum", (), 1),
             None,
         )
         (answer,) = actor(pa.table({"index": [3], "rows": [b"[]"], "problem": [None]})).to_pylist()
@@ -1552,14 +1555,14 @@ def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(
 
 
 def test_what_the_writer_of_a_cluster_cannot_write_is_told(tmp_path: Path) -> None:
-    packed = pack(pa.table({"id": ["a"]}), corpus_shard.error_table([]))
-    assert "cannot write" in str(corpus_ray.Writer(tmp_path / "gone", [0]).write(0, packed))
-    assert corpus_ray.Writer(tmp_path, [0]).write(0, packed).rows == 1  # type: ignore[union-attr]
-    assert corpus_ray.Writer(tmp_path, [0, 1]).count() == 1  # one that was started again
+    packed = pack_shard(pa.table({"id": ["a"]}), make_error_table([]))
+    assert "cannot write" in str(on_ray.Writer(tmp_path / "gone", [0]).write(0, packed))
+    assert on_ray.Writer(tmp_path, [0]).write(0, packed).rows == 1  # type: ignore[union-attr]
+    assert on_ray.Writer(tmp_path, [0, 1]).count() == 1  # one that was started again
 
 
 @given(st.lists(st.text(st.characters(), max_size=5), max_size=5))
 @example(["\ud83d\udc80", "\udcff", "\x00"])
 def test_rows_travel_to_actors_unchanged(found: list[str]) -> None:
     rows = [Row(number, text, text, text, None, (text, None)) for number, text in enumerate(found)]
-    assert corpus_ray.unpacked_rows(corpus_ray.packed_rows(rows)) == rows
+    assert on_ray.decode_rows(on_ray.encode_rows(rows)) == rows

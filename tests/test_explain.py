@@ -205,12 +205,12 @@ def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
 
 def planned(model: af.Model) -> Any:
     """A job planned beforehand, so that what its trial run costs is not counted."""
-    from attnflow.corpus.shard import plan_job
+    from attnflow.corpus.job import plan_job
 
     known: dict[str, Any] = {"methods": ["raw", "rollout", "flow"], "layers": None}
-    known |= {"position": "focal", "normalize": "sum", "residual": 0.5, "batch_tokens": None}
-    job = plan_job(model, importance=["blank_out", "input_gradient"], keep=(), **known)
-    return lambda *given, **options: job
+    known |= {"position": "focal", "normalize": "sum", "batch_tokens": None}
+    plan = plan_job(model, importance=["blank_out", "input_gradient"], **known)
+    return lambda *given, **options: plan
 
 
 def test_words_are_shown_as_groups_give_them_and_pairs_keep_their_texts(tmp_path: Path) -> None:

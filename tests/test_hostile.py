@@ -14,8 +14,9 @@ import attnflow as af
 from attnflow.cli import commands as cli
 from attnflow.core import flows, graph
 from attnflow.corpus import running as corpus
-from attnflow.corpus.folder import Manifest, merge_errors
-from attnflow.corpus.rows import fingerprint
+from attnflow.corpus.folder import merge_errors
+from attnflow.corpus.manifest import Manifest
+from attnflow.corpus.rows import hash_file
 from attnflow.show.page import explanation_page
 from tests.hostile import __main__ as hostile
 from tests.hostile import tokens
@@ -61,7 +62,7 @@ def other_bytes(patch: pytest.MonkeyPatch) -> None:
         merge_errors(folder, manifest)
         with open(folder / "errors.parquet", "ab") as file:
             file.write(str(os.getpid()).encode())
-        return fingerprint(folder / "errors.parquet")[1]
+        return hash_file(folder / "errors.parquet")[1]
 
     patch.setattr(corpus, "merge_errors", merge)
 

@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 
 import attnflow as af
-from attnflow.corpus.folder import Manifest, Shard
-from attnflow.corpus.on_ray import on_ray
-from attnflow.corpus.rows import Row, Source
-from attnflow.corpus.running import Work
-from attnflow.corpus.shard import Job
-from attnflow.corpus.tables import verify_corpus
+from attnflow.corpus.job import Job
+from attnflow.corpus.manifest import Manifest, ShardRecord
+from attnflow.corpus.on_ray import compute_on_ray
+from attnflow.corpus.rows import InputFiles, PendingShards, Row
+from attnflow.corpus.status import verify_corpus
 from tests.test_corpus import sentences
 
 pytestmark = pytest.mark.ray
@@ -257,7 +256,7 @@ def ended(process: subprocess.Popen[str], out: Path) -> Manifest:
     return Manifest.read(out)
 
 
-def files(manifest: Manifest) -> tuple[dict[int, Shard], str | None]:
+def files(manifest: Manifest) -> tuple[dict[int, ShardRecord], str | None]:
     """The checksums of all files: where they are the same, the files are, byte for byte."""
     return manifest.shards, manifest.errors_sha256
 
@@ -396,20 +395,20 @@ def test_an_error_of_the_reader_is_one_line(
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR"):
         monkeypatch.setenv(name, environment[name])
 
-    class Broken(Work):
+    class Broken(PendingShards):
         def __iter__(self) -> Iterator[tuple[int, list[Row]]]:
             raise af.FileError("cannot read it")
 
     facts = {"name": "verb-number", "fingerprint": ""}
-    manifest, job = Manifest({}, facts, [], {}, 1, 1), Job(("raw",), {}, "focal", "sum", 0.5, (), 1)
+    manifest, job = Manifest({}, facts, [], {}, 1, 1), Job(("raw",), {}, "focal", "sum", (), 1)
     with pytest.raises(af.FileError, match=r"^cannot read it$"):
         list(
-            on_ray(
+            compute_on_ray(
                 "verb-number",
                 manifest,
                 job,
                 tmp_path,
-                Broken(Source(()), 1, frozenset([0])),
+                Broken(InputFiles(()), 1, frozenset([0])),
                 1,
                 None,
             )

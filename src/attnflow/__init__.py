@@ -23,8 +23,8 @@ from attnflow.core.methods import METHODS, flow, max_flow, raw, rollout
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
 from attnflow.core.single_flow import MaxFlow
+from attnflow.corpus.reading import read_corpus
 from attnflow.corpus.running import explain_corpus
-from attnflow.corpus.tables import read_corpus
 from attnflow.errors import (
     AttnFlowError,
     CaptureError,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import attnflow as af
-from attnflow.corpus.folder import Manifest
-from attnflow.corpus.tables import corpus_status, verify_corpus
+from attnflow.corpus.manifest import Manifest
+from attnflow.corpus.status import corpus_status, verify_corpus
 from tests.hostile.tries import Result, run_tries
 from tests.test_corpus import is_gone, sentences, write_csv
 

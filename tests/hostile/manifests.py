@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import attnflow as af
-from attnflow.corpus.folder import ERRORS, MANIFEST
+from attnflow.corpus.folder import ERRORS
+from attnflow.corpus.manifest import MANIFEST
 from tests.hostile.commands import complaint, run_command
 from tests.hostile.damage import damage_json, dump, odd_json
 from tests.hostile.tries import Result, complain, refusal, run_tries

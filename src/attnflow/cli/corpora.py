@@ -1,15 +1,32 @@
 """The commands of a corpus: run, status, verify, evaluate, top."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from attnflow.core.tables import format_markdown as markdown
-from attnflow.cli import evaluating, options as lab
-from attnflow.corpus import running as corpus
-from attnflow.corpus import tables as corpus_table
-from attnflow.errors import FileError, OptionError, printable
+from attnflow.cli.evaluating import evaluate_folder, note_unfinished
+from attnflow.cli.options import (
+    OWN,
+    Graph,
+    Limit,
+    ReportFile,
+    Residual,
+    Seed,
+    SpecialTokens,
+    Without,
+    read_layers,
+    read_name_or_number,
+    read_normalize,
+    read_numbers,
+    search_current_folder,
+    split_names,
+)
+from attnflow.core.tables import format_markdown
+from attnflow.corpus.running import DEFAULTS, NOT_GIVEN, NotGiven, explain_corpus
+from attnflow.corpus.scores import top_words
+from attnflow.corpus.status import corpus_status, verify_corpus
+from attnflow.errors import FileError, OptionError
 from attnflow.show.terminal import print_markdown, say
 
 app = typer.Typer(
@@ -32,7 +49,7 @@ def run_command(
         typer.Argument(
             metavar="INPUT...",
             readable=False,
-            help="Files: .parquet, .csv, .tsv, .jsonl; packed too.",
+            help="Files: .parquet, .csv, .tsv, .jsonl; compressed too.",
             show_default=False,
         ),
     ],
@@ -49,15 +66,15 @@ def run_command(
         str | None,
         typer.Option(
             help="A folder with a model, a hub id, or the model that ships with attnflow.",
-            show_default=corpus.DEFAULTS["model"],
+            show_default=DEFAULTS["model"],
         ),
     ] = None,
     text_column: Annotated[
         str | None,
-        typer.Option(help="Where the texts are; text, sentence or the only column if not given."),
+        typer.Option(help="Where the texts are; by default text, sentence or the only column."),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="What rows are called; file and row number if not given.")
+        str | None, typer.Option(help="What rows are called; by default file and row number.")
     ] = None,
     label_column: Annotated[
         str | None, typer.Option(help="Labels to keep; importance then watches them.")
@@ -71,43 +88,42 @@ def run_command(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Which methods, with commas between them.",
-            show_default=",".join(corpus.DEFAULTS["methods"]),
+            help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}.",
+            show_default=",".join(DEFAULTS["methods"]),
         ),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
-            help="Which layers, like 1,6; all, and for flow the top one, if not given.",
+            help="Which layers, like 1,6; all, and for flow the top one, by default.",
             show_default=False,
         ),
     ] = None,
     position: Annotated[
         str | None,
         typer.Option(
-            help="focal, max or mean over positions, or a position.",
-            show_default=corpus.DEFAULTS["position"],
+            help="focal, max or mean over positions, or the number of a position.",
+            show_default=DEFAULTS["position"],
         ),
     ] = None,
     normalize: Annotated[
         str | None,
         typer.Option(
             help="sum (rows sum to 1), receptive_field, or none.",
-            show_default=corpus.DEFAULTS["normalize"],
+            show_default=DEFAULTS["normalize"],
         ),
     ] = None,
-    residual: Annotated[
-        float | None,
-        typer.Option(
-            help="Weight of the residual connection, from 0 up to but not including 1.",
-            show_default=str(corpus.DEFAULTS["residual"]),
-        ),
-    ] = None,
+    residual: Residual = None,
+    without: Without = "",
+    graph: Graph = None,
     importance: Annotated[
         str | None,
-        typer.Option(help="blank_out, input_gradient, or both with a comma.", show_default=False),
+        typer.Option(
+            help=f"blank_out, input_gradient, separated by commas; your own as {OWN}.",
+            show_default=False,
+        ),
     ] = None,
-    limit: lab.Limit = None,
+    limit: Limit = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(help="Tokens that run through the model together.", show_default=False),
@@ -115,7 +131,7 @@ def run_command(
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Processes, each with a model and one thread; 1, on Ray all cores or GPUs, if not given.",
+            help="Processes, each with a model and one thread; 1, or all of a Ray cluster.",
             show_default=False,
         ),
     ] = None,
@@ -124,34 +140,39 @@ def run_command(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Of a Ray cluster, or auto; one is started here if not given.",
+            help="Of a Ray cluster, or auto; by default one is started here.",
             show_default=False,
         ),
     ] = None,
     shard_rows: Annotated[
         int | None,
-        typer.Option(help="Rows of a shard.", show_default=str(corpus.DEFAULTS["shard_rows"])),
+        typer.Option(help="Rows per shard.", show_default=str(DEFAULTS["shard_rows"])),
     ] = None,
 ) -> None:
     """Explain every text of some files; the same command resumes after any stop.
 
-    Options that are not given are then those of the run that was stopped.
+    Options that are not given are then those of the run that was stopped; functions of your own
+    must be given again.
     """
+    if any(":" in (option or "") for option in (methods, importance, graph)):
+        search_current_folder()
     try:
-        manifest = corpus.explain_corpus(
+        manifest = explain_corpus(
             inputs,
             out,
             model=model,
             text_column=text_column,
             id_column=id_column,
             label_column=label_column,
-            keep=columns_of(keep),
-            methods=None if methods is None else lab.split_names(methods),
-            layers=None if layers is None else lab.read_layers(layers),
-            position=None if position is None else lab.read_name_or_number(position, "--position"),
-            normalize=normalize_of(normalize),
+            keep=None if keep is None else read_columns(keep),
+            methods=None if methods is None else split_names(methods),
+            layers=read_layers(layers),
+            position=None if position is None else read_name_or_number(position, "--position"),
+            normalize=read_choice(normalize),
             residual=residual,
-            importance=None if importance is None else lab.split_names(importance),
+            without=read_numbers(without, "--without") or None,
+            graph=graph,
+            importance=None if importance is None else split_names(importance),
             limit=limit,
             batch_tokens=batch_tokens,
             workers=workers,
@@ -161,29 +182,31 @@ def run_command(
             report=lambda note: say(f"note: {note}", err=True),
         )
     except KeyboardInterrupt:
-        say(f"attnflow: interrupted {how_far(out)}; the same command resumes the run", err=True)
+        say(
+            f"attnflow: interrupted {tell_progress(out)}; the same command resumes the run",
+            err=True,
+        )
         raise typer.Exit(130) from None
     say(
-        f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards; {manifest.errors:,} errors"
+        f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards;"
+        f" {manifest.errors:,} errors"
     )
 
 
-def columns_of(text: str | None) -> list[str] | None:
-    """Columns with commas between them; a name may have spaces."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+def read_columns(text: str) -> list[str]:
+    """Columns separated by commas; a name may have spaces."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def normalize_of(text: str | None) -> Any:
+def read_choice(normalize: str | None) -> str | NotGiven | None:
     """What --normalize means to `explain_corpus`, to which None is a choice."""
-    if text is None:
-        return corpus.NOT_GIVEN
-    return None if text.lower() == "none" else text
+    return NOT_GIVEN if normalize is None else read_normalize(normalize)
 
 
-def how_far(folder: Path) -> str:
+def tell_progress(folder: Path) -> str:
     """How much of a corpus is done, for whoever has stopped it."""
     try:
-        status = corpus_table.corpus_status(folder)
+        status = corpus_status(folder)
     except FileError:
         return "before the first row"
     return f"after {status.done:,} of {status.rows:,} rows"
@@ -192,20 +215,24 @@ def how_far(folder: Path) -> str:
 @app.command("status")
 def status_command(folder: Folder) -> None:
     """How far a run is: rows, shards, errors by reason, rate."""
-    say(str(corpus_table.corpus_status(folder)))
+    say(str(corpus_status(folder)))
 
 
 @app.command("verify")
 def verify_command(folder: Folder) -> None:
-    """Check every file of a folder: checksums, columns, counts, no row missing, none twice; exit status 1 if something is wrong."""
-    wrong = corpus_table.verify_corpus(folder)
-    for line in wrong:
-        say(line)
-    if wrong:
+    """Check every file of a folder: checksums, columns, counts, no row missing, none twice.
+
+    The exit status is 1 if something is wrong.
+    """
+    faults = verify_corpus(folder)
+    for fault in faults:
+        say(fault)
+    if faults:
         raise typer.Exit(1)
-    status = corpus_table.corpus_status(folder)
+    status = corpus_status(folder)
     say(
-        f"{folder}: whole; {status.rows:,} rows, {sum(status.errors.values()):,} of them errors, in {status.shards:,} shards"
+        f"{folder}: whole; {status.rows:,} rows, {sum(status.errors.values()):,} of them errors,"
+        f" in {status.shards:,} shards"
     )
 
 
@@ -213,31 +240,23 @@ def verify_command(folder: Folder) -> None:
 def evaluate_command(
     folder: Folder,
     methods: Annotated[
-        str, typer.Option(help="Which of the stored methods; all if not given.", show_default=False)
+        str, typer.Option(help="Which of the stored methods; all by default.", show_default=False)
     ] = "",
     against: Annotated[
         str,
-        typer.Option(help="Which of the stored importances; all if not given.", show_default=False),
+        typer.Option(help="Which of the stored importances; all by default.", show_default=False),
     ] = "",
-    special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Correlate CLS, SEP and their like too.")
-    ] = False,
-    limit: lab.Limit = None,
-    seed: lab.Seed = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Write .md, .csv or .json as well.",
-            show_default=False,
-        ),
-    ] = None,
+    special_tokens: SpecialTokens = False,
+    limit: Limit = None,
+    seed: Seed = 0,
+    out: ReportFile = None,
 ) -> None:
-    """Rank correlations from the stored scores, with bootstrap confidence intervals; no model runs."""
-    evaluating.evaluate_folder(
-        folder, lab.split_names(methods), lab.split_names(against), special_tokens, limit, out, seed
-    )
+    """Rank correlations from the stored scores, with bootstrap confidence intervals.
+
+    No model runs.
+    """
+    names = split_names(methods), split_names(against)
+    evaluate_folder(folder, *names, special_tokens, limit, out, seed)
 
 
 @app.command("top")
@@ -251,16 +270,11 @@ def top_command(
     ] = False,
 ) -> None:
     """The words with the highest mean token attention, with how often they occur."""
-    found = corpus_table.top_words(
-        folder, method=method, k=k, min_count=min_count, common=keep_common
-    )
-    if not found:
+    words = top_words(folder, method=method, k=k, min_count=min_count, common=keep_common)
+    if not words:
         raise OptionError(
             f"no word occurs {min_count} times in {folder}; give a smaller --min-count"
         )
-    evaluating.note_unfinished(folder)
-    cells = [
-        [printable(word).replace("|", "\\|"), f"{mean:.4f}", f"{count:,}"]
-        for word, mean, count in found
-    ]
-    print_markdown("\n".join(markdown(["word", f"mean {method}", "count"], cells)))
+    note_unfinished(folder)
+    rows = [(word, f"{mean:.4f}", f"{count:,}") for word, mean, count in words]
+    print_markdown("\n".join(format_markdown(["word", f"mean {method}", "count"], rows)))

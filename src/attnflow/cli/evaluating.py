@@ -30,8 +30,9 @@ from attnflow.cli.options import (
     split_names,
 )
 from attnflow.core.methods import METHODS
-from attnflow.corpus.folder import MANIFEST
-from attnflow.corpus.tables import corpus_status, evaluate_corpus
+from attnflow.corpus.manifest import MANIFEST
+from attnflow.corpus.scores import evaluate_corpus
+from attnflow.corpus.status import corpus_status
 from attnflow.errors import OptionError
 from attnflow.models.loading import load
 from attnflow.show.terminal import print_markdown, say

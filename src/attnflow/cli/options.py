@@ -105,11 +105,16 @@ def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]
 
 
 def import_own(reference: str, what: str) -> Callable[..., Any]:
-    """A function of the user's; modules of the current folder are looked at last."""
+    """A function of the user's, of an installed package or the current folder."""
+    search_current_folder()
+    return import_function(reference, what)
+
+
+def search_current_folder() -> None:
+    """Have modules of the current folder found, after all others."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
-    return import_function(reference, what)
 
 
 def read_number(text: str, option: str) -> int:

@@ -91,6 +91,7 @@ def token_attention(name: str, compute: Callable[..., npt.ArrayLike]) -> Method:
         return ask.answer(compute_rows)
 
     method.__name__ = method.__qualname__ = name
+    method.__module__ = compute.__module__  # where a worker finds it, if it has this name there
     method.__doc__ = compute.__doc__
     return method
 

@@ -1,34 +1,94 @@
-"""The rows that a corpus folder holds, each shard checked against its manifest."""
+"""`read_corpus`: the rows that a corpus folder holds, each shard checked against its manifest."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
-from attnflow.corpus.folder import Manifest, shard_path
-from attnflow.corpus.shard import result_schema
-from attnflow.errors import FileError
+from attnflow.corpus.folder import shard_path
+from attnflow.corpus.manifest import Manifest, removes_positions
+from attnflow.corpus.rows import require_pyarrow
+from attnflow.corpus.shard_tables import result_schema
+from attnflow.errors import FileError, OptionError
 
 if TYPE_CHECKING:
     import pyarrow
 
-BATCH = 1024  # rows that are read together
+READ_ROWS = 1024  # at a time
+
+
+@overload
+def read_corpus(
+    folder: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    batches: Literal[False] = False,
+) -> "pyarrow.Table": ...
+
+
+@overload
+def read_corpus(
+    folder: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    batches: Literal[True],
+) -> "Iterator[pyarrow.RecordBatch]": ...
+
+
+def read_corpus(
+    folder: str | os.PathLike[str], *, columns: Sequence[str] | None = None, batches: bool = False
+) -> "pyarrow.Table | Iterator[pyarrow.RecordBatch]":
+    """The results of a corpus, one row per text, in the order of its input.
+
+    While a run is under way, these are the shards that are finished so far.
+
+    Parameters
+    ----------
+    folder
+        The folder that `explain_corpus` wrote.
+    columns
+        The columns to read; all if None.
+    batches
+        Whether to return an iterator of `pyarrow.RecordBatch`, which never holds the whole corpus
+        in memory, instead of a `pyarrow.Table`.
+
+    >>> import attnflow as af
+    >>> _ = Path("texts.jsonl").write_text('{"text": "the key"}')
+    >>> _ = af.explain_corpus("texts.jsonl", "out", methods=["rollout"], layers=[6])
+    >>> read_corpus("out", columns=["tokens"]).to_pylist()
+    [{'tokens': ['[CLS]', 'the', 'key']}]
+    """
+    require_pyarrow()
+    import pyarrow as pa
+
+    manifest = Manifest.read(folder)
+    schema = find_schema(manifest)
+    if columns is not None:
+        unknown = [name for name in columns if name not in schema.names]
+        if unknown:
+            raise OptionError(
+                f"unknown column {unknown[0]!r}; choose from {', '.join(schema.names)}"
+            )
+        schema = pa.schema([schema.field(name) for name in columns])
+    shards = read_shards(Path(folder), manifest, columns)
+    return shards if batches else pa.Table.from_batches(list(shards), schema=schema)
 
 
 def read_shards(
     folder: Path, manifest: Manifest, columns: Sequence[str] | None = None
 ) -> "Iterator[pyarrow.RecordBatch]":
-    """The rows of all finished shards, a few at a time, as the manifest says that they are."""
+    """The rows of all finished shards, a few at a time, checked against the manifest."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema, layers = schema_of(manifest), manifest.options["layers"]
+    schema, layers = find_schema(manifest), manifest.options["layers"]
     for index in sorted(manifest.shards):
         path = shard_path(folder, index)
         try:
             with pq.ParquetFile(path) as file:
                 check_schema(path, file.schema_arrow, schema)
                 for batch in file.iter_batches(
-                    batch_size=BATCH, columns=None if columns is None else list(columns)
+                    batch_size=READ_ROWS, columns=None if columns is None else list(columns)
                 ):
                     for name in set(layers) & set(batch.schema.names):
                         check_depth(path, name, batch.column(name), layers[name])
@@ -41,25 +101,26 @@ def read_shards(
             ) from error
 
 
-def check_schema(path: Path, found: "pyarrow.Schema", expected: "pyarrow.Schema") -> None:
+def check_schema(path: Path, schema: "pyarrow.Schema", expected: "pyarrow.Schema") -> None:
     """Refuse a shard that holds something else than the manifest says."""
-    if not found.equals(expected):
+    if not schema.equals(expected):
         raise FileError(
-            f"{path.name} has other columns than the manifest says: {', '.join(found.names)}"
+            f"{path.name} has other columns than the manifest says: {', '.join(schema.names)}"
         )
 
 
-def check_depth(path: Path, name: str, found: "pyarrow.Array", layers: Sequence[int]) -> None:
+def check_depth(path: Path, name: str, scores: "pyarrow.Array", layers: Sequence[int]) -> None:
     """Refuse scores [layer, token] of more or fewer layers than the manifest says."""
     import pyarrow.compute as pc
 
-    if set(pc.list_value_length(found).to_pylist()) - {len(layers)}:
+    if set(pc.list_value_length(scores).to_pylist()) - {len(layers)}:
         raise FileError(
             f"{path.name} has other layers of {name} than the {len(layers)} that the manifest says"
         )
 
 
-def schema_of(manifest: Manifest) -> "pyarrow.Schema":
-    """The columns of this corpus."""
+def find_schema(manifest: Manifest) -> "pyarrow.Schema":
+    """The columns of a corpus."""
     options = manifest.options
-    return result_schema(options["methods"], options["importance"], options["keep"])
+    names = options["methods"], options["importance"], options["keep"]
+    return result_schema(*names, removed=removes_positions(options))

@@ -1,28 +1,28 @@
-"""`compute_shard`: some rows of a corpus in, their table and their errors out; it knows no files and no processes.
+"""`compute_shard`: some rows of a corpus in, their table and their errors out.
 
-The numbers depend on the rows of the shard and on the job alone: batches are made within a shard, never across. On processors of one kind
-they are the same to the last bit. Which rows are too large depends on the memory of the machine.
+It knows no files and no processes. The numbers depend on the rows of the shard and on the job
+alone: batches are made within a shard, never across. On processors of one kind they are the same to
+the last bit. Which rows are too large depends on the memory of the machine.
 """
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnflow.analysis.pipeline import score_query
 from attnflow.analysis.importance import IMPORTANCES
-from attnflow.analysis.pipeline import read_batch, score_importance
-from attnflow.capturing.assembly import capture
+from attnflow.analysis.pipeline import Reading, read_batch, score_importance, score_query
 from attnflow.core.attention import Attention
-from attnflow.core.graph import AttentionGraph, Floats, check_whole, integers
+from attnflow.core.custom import Method
+from attnflow.core.graph import AttentionGraph, Floats
 from attnflow.core.memory import available_memory, in_gigabytes, is_of_memory
-from attnflow.core.methods import METHODS
-from attnflow.corpus.rows import Row, clean, is_decodable
+from attnflow.corpus.job import Functions, Job
+from attnflow.corpus.rows import Row, is_decodable
+from attnflow.corpus.shard_tables import Failure, ScoredRow, make_error_table, make_result_table
 from attnflow.errors import AttnFlowError, OptionError
 from attnflow.models.inputs import Encoded, batches
 from attnflow.models.model import Model
@@ -30,47 +30,22 @@ from attnflow.models.model import Model
 if TYPE_CHECKING:
     import pyarrow
 
-SHOWN = 200  # characters of a text that failed
-QUERIES = ("focal", "max", "mean")
 # why a row has no result
-EMPTY, TOO_LONG, TOO_LARGE, UNDECODABLE, UNREADABLE, LABEL, MODEL = (
+EMPTY, TOO_LONG, TOO_SHORT, TOO_LARGE, UNDECODABLE, UNREADABLE, LABEL, MODEL = (
     "empty",
     "too long",
+    "too short",
     "too large",
     "undecodable",
     "unreadable",
     "unknown label",
     "model error",
 )
-LITTLE = 2**27  # bytes; whether there are that many is not asked
+LITTLE_MEMORY = 2**27  # bytes; whether so few are available is not asked
 
 
 class MethodError(AttnFlowError, RuntimeError):
     """A method that failed, so that its numbers for other texts are not to be trusted either."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is computed of every text. layers: of each method, those that are stored."""
-
-    methods: tuple[str, ...]
-    layers: dict[str, tuple[int, ...]]
-    position: str | int  # "focal", "max" or "mean" over all positions, or a position
-    normalize: str | None
-    residual: float
-    importance: tuple[str, ...]
-    batch_tokens: int
-    keep: tuple[str, ...] = ()  # columns of the input that are stored with the results
-    depth: int = 1  # of the model's graphs; no option, but what a row needs depends on it
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A row that has no result, and why."""
-
-    row: Row
-    reason: str
-    detail: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +59,7 @@ class Task:
     @property
     def size(self) -> int:
         """How many positions its graph has."""
-        return len(self.encoded.tokens) + len(self.encoded.decoder_tokens)
+        return count_positions(self.encoded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,112 +72,44 @@ class Observed:
     importance: dict[str, Floats]  # [token]
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """A row with all its scores."""
-
-    row: Row
-    encoded: Encoded
-    prediction: tuple[str, float] | None
-    scores: dict[str, Floats]  # by method: [layer, token]; by importance: [token]
-
-
-def plan_job(
-    model: Model,
-    *,
-    methods: Any,
-    layers: Any,
-    position: Any,
-    normalize: str | None,
-    residual: float,
-    importance: Any,
-    batch_tokens: int | None,
-    keep: Any = (),
-) -> Job:
-    """The job that these options mean for a model, tried on two tokens before anything is read.
-
-    layers: the same for every method, or those of each by its name, as a `Job` has them.
-    """
-    chosen, scored = (
-        names_of(methods, METHODS, "method"),
-        names_of(importance, IMPORTANCES, "importance"),
-    )
-    if not chosen:
-        raise OptionError(f"at least one method is needed; choose from {', '.join(METHODS)}")
-    if position not in QUERIES and (
-        isinstance(position, str | bool) or not isinstance(position, int) or position < 0
-    ):
-        raise OptionError(
-            f"unknown position {position!r}; choose from {', '.join(QUERIES)}, or a position from 0 on"
-        )
-    if batch_tokens is not None:
-        check_whole("batch_tokens", batch_tokens)
-    if model.is_vision or model.tokenizer is None:
-        raise OptionError(
-            f"a corpus needs a model that reads texts, with its tokenizer; got {model.name}"
-        )
-    if scored and (model.is_encoder_decoder or model.task in ("encoder", "encoder-decoder")):
-        raise OptionError(
-            f"importance is for models that read one sequence of tokens and predict; got {model.name}, {model.task}"
-        )
-    graph = capture(model, [0, 0]).graph(residual=residual)
-    asked = layers if isinstance(layers, dict) else dict.fromkeys(chosen, layers)
-    stored = {}
-    for name in chosen:
-        wanted = asked.get(name)
-        if wanted is not None:
-            wanted = integers([wanted] if isinstance(wanted, int) else list(wanted), "layers")
-        result = METHODS[name](graph, layers=wanted, positions=[0], normalize=normalize)
-        stored[name] = result.layers
-    kept = tuple(dict.fromkeys([keep] if isinstance(keep, str) else keep))
-    taken = result_schema(chosen, scored).names
-    for name in kept:
-        if name in taken:
-            raise OptionError(
-                f"keep must name columns that the result has not already; got {name!r}:"
-                " rename it in the input"
-            )
-    tokens = batch_tokens or model.batch_tokens
-    return Job(chosen, stored, position, normalize, residual, scored, tokens, kept, graph.depth)
-
-
-def names_of(chosen: Any, known: dict[str, Any], what: str) -> tuple[str, ...]:
-    """Names from one, or several, each once and known."""
-    names = (chosen,) if isinstance(chosen, str) else tuple(chosen)
-    for name in names:
-        if name not in known:
-            raise OptionError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
-    return tuple(dict.fromkeys(names))
-
-
 def compute_shard(
-    model: Model, job: Job, rows: Sequence[Row]
+    model: Model, job: Job, functions: Functions, rows: Sequence[Row]
 ) -> "tuple[pyarrow.Table, pyarrow.Table]":
-    """The table of the rows that have a result, and that of those that have none; every row is in exactly one of them."""
+    """The tables of the rows that have a result and of those that have none.
+
+    Every row is in exactly one of them.
+    """
     import pyarrow as pa
 
     failures: list[Failure] = []
     tasks: list[Task] = []
     for row in rows:
-        found = examine(model, job, row)
-        if isinstance(found, Failure):
-            failures.append(found)
+        task = examine_row(model, job, row)
+        if isinstance(task, Failure):
+            failures.append(task)
         else:
-            tasks.append(found)
-    # a table for each batch: many small arrays, kept, would leave the memory full of holes
-    tables = [result_table(job, [])]
+            tasks.append(task)
+    schema = job.schema
+    # a table per batch: many small arrays, if kept, would leave the memory full of holes
+    tables = [make_result_table([], job.methods, job.importance, schema)]
     for places in batches([task.encoded for task in tasks], job.batch_tokens):
-        results = [
-            observed if isinstance(observed, Failure) else score(model, job, observed)
-            for observed in observe(model, job, [tasks[place] for place in places])
-        ]
-        failures += [each for each in results if isinstance(each, Failure)]
-        tables.append(result_table(job, [each for each in results if isinstance(each, Scored)]))
-    failures.sort(key=lambda each: each.row.number)
-    return pa.concat_tables(tables).combine_chunks().sort_by("row"), error_table(failures)
+        results = []
+        for observed in observe(model, job, functions, [tasks[place] for place in places]):
+            result = (
+                observed
+                if isinstance(observed, Failure)
+                else score_row(model, job, functions, observed)
+            )
+            if isinstance(result, Failure):
+                failures.append(result)
+            else:
+                results.append(result)
+        tables.append(make_result_table(results, job.methods, job.importance, schema))
+    failures.sort(key=lambda failure: failure.row.number)
+    return pa.concat_tables(tables).combine_chunks().sort_by("row"), make_error_table(failures)
 
 
-def examine(model: Model, job: Job, row: Row) -> Task | Failure:
+def examine_row(model: Model, job: Job, row: Row) -> Task | Failure:
     """A row as the model takes it, with the target of its importance; or why that cannot be."""
     if row.problem is not None:
         return Failure(row, UNREADABLE, row.problem)
@@ -214,11 +121,10 @@ def examine(model: Model, job: Job, row: Row) -> Task | Failure:
         encoded = model.encode(row.text)
     except Exception as error:
         reason = TOO_LONG if is_too_long(model, row.text) else MODEL
-        return Failure(row, reason, describe(error))
-    if isinstance(job.position, int) and job.position >= len(encoded.tokens):
-        return Failure(
-            row, MODEL, f"position must be from 0 to {len(encoded.tokens) - 1}; got {job.position}"
-        )
+        return Failure(row, reason, describe_error(error))
+    problem = find_missing_position(model, job, encoded)
+    if problem is not None:
+        return Failure(row, TOO_SHORT, problem)
     target = None
     if job.importance and row.label is not None:
         try:
@@ -228,7 +134,31 @@ def examine(model: Model, job: Job, row: Row) -> Task | Failure:
     return Task(row, encoded, target)
 
 
+def find_missing_position(model: Model, job: Job, encoded: Encoded) -> str | None:
+    """Why a text does not have the positions that the job speaks of; None if it has."""
+    size = count_positions(encoded)
+    if isinstance(job.position, int) and job.position >= size:
+        return f"position must be from 0 to {size - 1}; got {job.position}"
+    if not job.without:
+        return None
+    if max(job.without) >= size:
+        return f"without must be from 0 to {size - 1}; got {max(job.without)}"
+    if len(job.without) == size:
+        return f"without must leave at least one position; got all {size}"
+    with suppress(AttnFlowError):  # a text without a mask, which the model will say
+        explained = model.focal(encoded) if job.position == "focal" else None
+        if explained in job.without:
+            return f"without must leave the position that is explained; got {explained}"
+    return None
+
+
+def count_positions(encoded: Encoded) -> int:
+    """How many positions the graph of an input has."""
+    return len(encoded.tokens) + len(encoded.decoder_tokens)
+
+
 def is_too_long(model: Model, text: str) -> bool:
+    """Whether a text has more tokens than the model takes."""
     try:
         return (
             model.max_length is not None
@@ -238,36 +168,45 @@ def is_too_long(model: Model, text: str) -> bool:
         return False
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line."""
     return str(AttnFlowError(error)) or type(error).__name__
 
 
-def observe(model: Model, job: Job, batch: Sequence[Task]) -> Iterator[Observed | Failure]:
-    """What the model says of each row; where it fails, each by itself, to keep the others."""
+# ---- the model ----------------------------------------------------------------------------------
+
+
+def observe(
+    model: Model, job: Job, functions: Functions, batch: Sequence[Task]
+) -> Iterator[Observed | Failure]:
+    """What the model says of each row; where it fails, row by row, to keep the others."""
     try:
         check_memory(job, batch)
-        found = run_model(model, job, batch)
+        observed = run_model(model, job, functions, batch)
+    except MethodError:
+        raise
     except Exception as error:  # a model is foreign code, and may raise anything
         if len(batch) > 1:
             for task in batch:
-                yield from observe(model, job, [task])
+                yield from observe(model, job, functions, [task])
         else:
-            yield failure_of(job, batch[0], error)
+            yield explain_failure(job, batch[0], error)
     else:
-        yield from found
+        yield from observed
 
 
-def failure_of(job: Job, task: Task, error: Exception) -> Failure:
-    """Why the model has nothing to say of a row."""
-    if not is_of_memory(error):
-        return Failure(task.row, MODEL, describe(error))
-    needed = in_gigabytes(memory_needed(job, [task]))
-    detail = f"{task.size:,} tokens need about {needed} of memory: {describe(error)}"
+def explain_failure(job: Job, task: Task, error: Exception) -> Failure:
+    """Why there is no result for a row."""
+    if not lacks_memory(error):
+        return Failure(task.row, MODEL, describe_error(error))
+    needed = in_gigabytes(estimate_memory(job, [task]))
+    detail = f"{task.size:,} tokens need about {needed} of memory: {describe_error(error)}"
     return Failure(task.row, TOO_LARGE, detail)
 
 
-def run_model(model: Model, job: Job, batch: Sequence[Task]) -> list[Observed]:
+def run_model(
+    model: Model, job: Job, functions: Functions, batch: Sequence[Task]
+) -> list[Observed]:
     """One forward pass for the prediction and the attention of each row; then importance."""
     position = None if isinstance(job.position, str) else job.position
     readings = read_batch(
@@ -276,20 +215,60 @@ def run_model(model: Model, job: Job, batch: Sequence[Task]) -> list[Observed]:
         targets=[task.target for task in batch],
         position=position,
     )
-    importance: list[dict[str, Floats]] = [{} for _ in batch]
-    for name in job.importance:
-        found = score_importance(
-            model, readings, name, position=position, batch_tokens=job.batch_tokens
-        )
-        for place, each in enumerate(found):
-            importance[place][name] = each.values
+    importance = {
+        name: score_batch(model, job, functions, name, batch, readings, position)
+        for name in job.importance
+    }
     return [
-        Observed(task, reading.attention, reading.prediction, scores)
-        for task, reading, scores in zip(batch, readings, importance, strict=True)
+        Observed(
+            task,
+            reading.attention,
+            reading.prediction,
+            {name: scores[place] for name, scores in importance.items()},
+        )
+        for place, (task, reading) in enumerate(zip(batch, readings, strict=True))
     ]
 
 
-def score(model: Model, job: Job, observed: Observed) -> Scored | Failure:
+def score_batch(
+    model: Model,
+    job: Job,
+    functions: Functions,
+    name: str,
+    batch: Sequence[Task],
+    readings: Sequence[Reading],
+    position: int | None,
+) -> list[Floats]:
+    """[token] of one importance for each row.
+
+    An importance of attnflow's fails where the model does; one of the user's stops the run, by the
+    row that it failed on.
+    """
+    function = functions.importance[name]
+    try:
+        scores = score_importance(
+            model,
+            readings,
+            name,
+            function,
+            values=[task.row.text for task in batch],
+            position=position,
+            batch_tokens=job.batch_tokens,
+        )
+    except Exception as error:
+        own = function is not IMPORTANCES.get(name)
+        if own and len(batch) == 1 and not lacks_memory(error):
+            raise fail_method(name, batch[0].row, error) from error
+        raise
+    return [score.values for score in scores]
+
+
+# ---- the methods --------------------------------------------------------------------------------
+
+
+def score_row(
+    model: Model, job: Job, functions: Functions, observed: Observed
+) -> ScoredRow | Failure:
     """All methods on the attention of one row.
 
     They must take whatever a model gives, so that an error is the method's and not the row's.
@@ -298,44 +277,59 @@ def score(model: Model, job: Job, observed: Observed) -> Scored | Failure:
     scores: dict[str, Floats] = {}
     name = "the attention graph"
     try:
-        graph = observed.attention.graph(residual=job.residual)
-        for name in job.methods:
-            scores[name] = token_attention(model, job, name, graph, task.encoded)
+        graph = functions.make_graph(observed.attention)
+        for name, method in functions.methods.items():
+            scores[name] = score_method(model, job, name, method, graph, task.encoded)
     except Exception as error:
-        if is_of_memory(error):
-            return failure_of(job, task, error)
-        raise MethodError(
-            f"{name} failed on row {task.row.number} ({task.row.id}):"
-            f" {type(error).__name__}: {describe(error)}"
-        ) from error
+        if lacks_memory(error):
+            return explain_failure(job, task, error)
+        raise fail_method(name, task.row, error) from error
     scores |= observed.importance
-    return Scored(task.row, task.encoded, observed.prediction, scores)
+    return ScoredRow(task.row, task.encoded, observed.prediction, scores, graph.removed)
 
 
-def token_attention(
-    model: Model, job: Job, name: str, graph: AttentionGraph, encoded: Encoded
+def score_method(
+    model: Model, job: Job, name: str, method: Method, graph: AttentionGraph, encoded: Encoded
 ) -> Floats:
     """[layer, token] of one method at the position, or over the positions, that the job says."""
-    found = score_query(
-        model, name, METHODS[name], graph, encoded, job.position, layers=job.layers[name], normalize=job.normalize
-    )
-    if not np.isfinite(found).all():
+    options = {"layers": job.layers[name], "normalize": job.normalize}
+    scores = score_query(model, name, method, graph, encoded, job.position, **options)
+    if not np.isfinite(scores).all():
         raise OptionError(f"{name} of this text is not finite")
-    return found
+    return scores
 
 
-# ---- memory ---------------------------------------------------------------------------------
+def fail_method(name: str, row: Row, error: Exception) -> MethodError:
+    """The error that stops a run."""
+    cause = find_cause(error)
+    return MethodError(
+        f"{name} failed on row {row.number} ({row.id}):"
+        f" {type(cause).__name__}: {describe_error(cause)}"
+    )
+
+
+def find_cause(error: Exception) -> Exception:
+    """What a function of the user's raised, if the error is about that."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error
+
+
+# ---- memory and threads -------------------------------------------------------------------------
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether memory was short, also for a function of the user's."""
+    return is_of_memory(error) or is_of_memory(find_cause(error))
 
 
 def check_memory(job: Job, batch: Sequence[Task]) -> None:
     """Refuse a batch that needs more memory than there is: Linux would promise it, then kill."""
-    needed = memory_needed(job, batch)
-    available = available_memory() if needed > LITTLE else None
+    needed = estimate_memory(job, batch)
+    available = available_memory() if needed > LITTLE_MEMORY else None
     if available is not None and needed > available:
         raise MemoryError(f"{in_gigabytes(available)} are available")
 
 
-def memory_needed(job: Job, batch: Sequence[Task]) -> int:
+def estimate_memory(job: Job, batch: Sequence[Task]) -> int:
     """About how many bytes a batch takes, at least, beside the model itself.
 
     Capture keeps one float32 matrix per layer and row, padding included. Then, one row at a time:
@@ -348,132 +342,21 @@ def memory_needed(job: Job, batch: Sequence[Task]) -> int:
     return size**2 * (job.depth * (4 * len(batch) + 2 * 8) + 2 * 8)
 
 
-# ---- tables -----------------------------------------------------------------------------------------------------------------------
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which torch has one thread, so that sums are added up in one order."""
+    import torch
 
-
-def result_schema(
-    methods: Sequence[str], importance: Sequence[str], keep: Sequence[str] = ()
-) -> "pyarrow.Schema":
-    """The columns of a shard; those that were kept of the input stand last."""
-    import pyarrow as pa
-
-    fields = {
-        "id": pa.string(),
-        "row": pa.int64(),
-        "text": pa.string(),
-        "tokens": pa.list_(pa.string()),
-        "special": pa.list_(pa.bool_()),
-        "words": pa.list_(pa.int32()),
-        "label": pa.string(),
-        "prediction": pa.string(),
-        "probability": pa.float64(),
-    }
-    fields |= {name: pa.list_(pa.list_(pa.float32())) for name in methods}
-    fields |= {name: pa.list_(pa.float32()) for name in importance}
-    fields |= {name: pa.string() for name in keep}
-    return pa.schema(list(fields.items()))
-
-
-def error_schema() -> "pyarrow.Schema":
-    """The columns of errors.parquet."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            ("id", pa.string()),
-            ("row", pa.int64()),
-            ("reason", pa.string()),
-            ("detail", pa.string()),
-            ("text", pa.string()),
-        ]
-    )
-
-
-def result_table(job: Job, results: Sequence[Scored]) -> "pyarrow.Table":
-    """One row a text."""
-    import pyarrow as pa
-
-    def tokens_of(each: Scored) -> list[str | None]:
-        return [clean(token) for token in (*each.encoded.tokens, *each.encoded.decoder_tokens)]
-
-    def special_of(each: Scored) -> list[bool]:
-        return [*each.encoded.special, *[False] * len(each.encoded.decoder_tokens)]
-
-    def words_of(each: Scored) -> list[int | None] | None:
-        words = each.encoded.words
-        return None if words is None else [*words, *[None] * len(each.encoded.decoder_tokens)]
-
-    columns: dict[str, Any] = {
-        "id": [each.row.id for each in results],
-        "row": [each.row.number for each in results],
-        "text": [each.row.text for each in results],
-        "tokens": [tokens_of(each) for each in results],
-        "special": [special_of(each) for each in results],
-        "words": [words_of(each) for each in results],
-        "label": [each.row.label for each in results],
-        "prediction": [
-            None if each.prediction is None else clean(each.prediction[0]) for each in results
-        ],
-        "probability": [
-            None if each.prediction is None else each.prediction[1] for each in results
-        ],
-    }
-    for name in job.methods:
-        rows = [
-            row for each in results for row in each.scores[name]
-        ]  # [token], one for each text and layer
-        columns[name] = lists(
-            lists(floats(rows), map(len, rows)), (len(each.scores[name]) for each in results)
-        )
-    for name in job.importance:
-        scores = [each.scores[name] for each in results]
-        columns[name] = lists(floats(scores), map(len, scores))
-    columns |= {
-        name: [each.row.kept[place] for each in results] for place, name in enumerate(job.keep)
-    }
-    return pa.table(columns, schema=result_schema(job.methods, job.importance, job.keep))
-
-
-def floats(rows: Sequence[Floats]) -> Any:
-    return np.concatenate(rows).astype(np.float32) if rows else np.empty(0, np.float32)
-
-
-def lists(values: Any, lengths: Any) -> Any:
-    """A pyarrow array of lists, cut from one array of values after the other; much faster than Python's lists."""
-    import pyarrow as pa
-
-    return pa.ListArray.from_arrays(
-        pa.array(np.cumsum([0, *lengths]), pa.int32()), pa.array(values)
-    )
-
-
-def error_table(failures: Sequence[Failure]) -> "pyarrow.Table":
-    """One row a failure; the text cut, and escaped where it is none."""
-    import pyarrow as pa
-
-    content = [
-        {
-            "id": each.row.id,
-            "row": each.row.number,
-            "reason": each.reason,
-            "detail": clean(each.detail),
-            "text": (clean(each.row.text[:SHOWN]) or "")[:SHOWN],
-        }
-        for each in failures
-    ]
-    return pa.Table.from_pylist(content, schema=error_schema())
-
-
-def reasons_of(errors: "pyarrow.Table") -> dict[str, int]:
-    """How many rows failed for which reason."""
-    return dict(sorted(Counter(errors.column("reason").to_pylist()).items()))
-
-
-# ---- the model --------------------------------------------------------------------------------------------------------------------
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def model_fingerprint(model: Model) -> str:
-    """SHA-256 over a model's configuration, vocabulary and weights; where it was loaded from does not count."""
+    """SHA-256 over a model's configuration, vocabulary and weights, wherever it was loaded from."""
     import torch
 
     config = model.model.config
@@ -496,16 +379,3 @@ def model_fingerprint(model: Model) -> str:
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A block in which torch has one thread, so that sums are added up in one order."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
