@@ -1,0 +1,46 @@
+"""`contribution`: how much nearer a part brings the stream to what it is (ALTI, Ferrando et al. 2022).
+
+The edge from query i to key j weighs max(0, |y_i| - |y_i - part(i, j)|), |.| the sum of absolute
+values, y_i the stream after attention; rows sum to 1. That does not factor as lengths do, so each
+part is built, in one loop that holds a single part at a time.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnflow.capturing.mixing import LayerMix
+from attnflow.edges.lengths import normalise_rows
+
+if TYPE_CHECKING:
+    import torch
+
+KEYS = 64  # of one task; numbers do not depend on it
+
+
+def weigh_contributions(mix: LayerMix) -> "torch.Tensor":
+    """[query, key]: the contribution of each part, rows summing to 1."""
+    import torch
+
+    from attnflow.edges.contribution_kernel import measure_contributions
+
+    arrays = {
+        "weights": mix.weights.permute(2, 1, 0),  # [key, query, head]
+        "vectors": mix.vectors.transpose(0, 1),  # [key, head, width]
+        "residual": mix.residual,
+        "stream": mix.stream,
+        "own": mix.own,
+    }
+    given: dict[str, Any] = {
+        name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in arrays.items()
+    }
+    keys, queries, _ = given["weights"].shape
+    edges = np.zeros((queries, keys), np.float32)
+
+    def run(start: int) -> None:
+        measure_contributions(start, min(start + KEYS, keys), *given.values(), edges)
+
+    with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
+        list(pool.map(run, range(0, keys, KEYS)))
+    return normalise_rows(torch.from_numpy(edges), mix.own.cpu())
