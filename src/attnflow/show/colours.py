@@ -1,0 +1,89 @@
+"""The colours of every view: the scale of token attention, and what methods are told apart by."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# fmt: off
+# from weak to strong. One hue from white (ColorBrewer's Blues), which survives greyscale; what
+# speaks against the target is orange, which no kind of colour blindness takes for blue
+RAMP = (
+    "#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6",
+    "#4292c6", "#2171b5", "#08519c", "#08306b",
+)
+AGAINST = (
+    "#fff5eb", "#fee6ce", "#fdd0a2", "#fdae6b", "#fd8d3c",
+    "#f16913", "#d94801", "#a63603", "#7f2704",
+)
+# the same on a dark ground, where strong is light
+DARK_RAMP = (
+    "#13202d", "#14304c", "#1a4a78", "#2065a5", "#2f7fc0",
+    "#4f9bd3", "#7fb8e0", "#b3d6ee", "#deebf7",
+)
+DARK_AGAINST = (
+    "#2a1d12", "#4a2a10", "#733c0e", "#9c4f0f", "#c4651a",
+    "#e08236", "#f0a364", "#f8c79a", "#fee6ce",
+)
+# fmt: on
+
+
+class Mark(NamedTuple):
+    """One step of the scale on a terminal."""
+
+    sign: str  # stands for the colour where there is none ...
+    ascii: str  # ... and where there is ASCII only
+    place: int | None  # of its colour in RAMP and AGAINST; None for no colour
+    ink: str  # of the text on that colour
+
+
+MARKS = (
+    Mark(" ", " ", None, ""),
+    Mark("░", ".", 1, "#000000"),
+    Mark("▒", ":", 3, "#000000"),
+    Mark("▓", "+", 5, "#000000"),
+    Mark("█", "#", 7, "#ffffff"),
+)
+
+# from Okabe and Ito's palette, told apart by every kind of eye; its yellow is lost on white paper
+METHOD_COLOURS = {"raw": "#0072B2", "rollout": "#E69F00", "flow": "#009E73"}
+OTHER_COLOURS = ("#CC79A7", "#000000", "#56B4E9", "#D55E00")
+MARKED = "#D55E00"  # what a figure points at
+
+Line = str | tuple[float, tuple[float, ...]]  # as matplotlib takes it: a name, or (offset, dashes)
+METHOD_LINES: dict[str, tuple[str, Line]] = {  # marker and line, for whoever sees no colour
+    "raw": ("o", "-"),
+    "rollout": ("s", "--"),
+    "flow": ("^", "-."),
+}
+# of different lengths, so that many methods pass before a pair comes again
+OTHER_MARKERS = ("D", "v", "P", "X", "<", "*", ">")
+OTHER_LINES: tuple[Line, ...] = (
+    ":",
+    (0, (9, 3)),
+    (0, (3, 1, 1, 1, 1, 1)),
+    (0, (1, 3)),
+    (0, (9, 2, 2, 2)),
+)
+
+
+class Look(NamedTuple):
+    """What tells one method from another."""
+
+    colour: str
+    marker: str
+    line: Line
+
+
+def choose_look(name: str, names: Sequence[str]) -> Look:
+    """The look of one of the methods that are drawn together, by its place among the names.
+
+    >>> choose_look("mine", ["rollout", "mine"]).colour == OTHER_COLOURS[0]
+    True
+    """
+    if name in METHOD_COLOURS:
+        return Look(METHOD_COLOURS[name], *METHOD_LINES[name])
+    place = [other for other in names if other not in METHOD_COLOURS].index(name)
+    return Look(
+        OTHER_COLOURS[place % len(OTHER_COLOURS)],
+        OTHER_MARKERS[place % len(OTHER_MARKERS)],
+        OTHER_LINES[place % len(OTHER_LINES)],
+    )
