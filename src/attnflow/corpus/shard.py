@@ -4,12 +4,10 @@ The numbers depend on the rows of the shard and on the job alone: batches are ma
 they are the same to the last bit. Which rows are too large depends on the memory of the machine.
 """
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from attnflow.core.memory import available_memory, in_gigabytes, is_of_memory
 from attnflow.core.methods import METHODS
 from attnflow.corpus.rows import Row, clean, is_decodable
 from attnflow.errors import AttnFlowError, OptionError
+from attnflow.models.fingerprint import model_fingerprint as model_fingerprint
 from attnflow.models.inputs import Encoded, batches
 from attnflow.models.model import Model
 
@@ -467,35 +466,6 @@ def error_table(failures: Sequence[Failure]) -> "pyarrow.Table":
 def reasons_of(errors: "pyarrow.Table") -> dict[str, int]:
     """How many rows failed for which reason."""
     return dict(sorted(Counter(errors.column("reason").to_pylist()).items()))
-
-
-# ---- the model --------------------------------------------------------------------------------------------------------------------
-
-
-def model_fingerprint(model: Model) -> str:
-    """SHA-256 over a model's configuration, vocabulary and weights; where it was loaded from does not count."""
-    import torch
-
-    config = model.model.config
-    options = (
-        asdict(config)
-        if is_dataclass(config) and not isinstance(config, type)
-        else dict(config.to_dict())
-    )
-    for name in ("_name_or_path", "transformers_version"):
-        options.pop(name, None)
-    digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    vocabulary = (
-        backend.to_str()
-        if backend is not None
-        else json.dumps(sorted(model.tokenizer.get_vocab().items()))
-    )
-    digest.update(vocabulary.encode("utf-8", "backslashreplace"))
-    for name, weight in sorted(model.model.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @contextmanager
