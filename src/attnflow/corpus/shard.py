@@ -173,9 +173,6 @@ def describe_error(error: BaseException) -> str:
     return str(AttnFlowError(error)) or type(error).__name__
 
 
-# ---- the model ----------------------------------------------------------------------------------
-
-
 def observe(
     model: Model, job: Job, functions: Functions, batch: Sequence[Task]
 ) -> Iterator[Observed | Failure]:
@@ -340,6 +337,19 @@ def estimate_memory(job: Job, batch: Sequence[Task]) -> int:
     """
     size = max(task.size for task in batch)
     return size**2 * (job.depth * (4 * len(batch) + 2 * 8) + 2 * 8)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which torch has one thread, so that sums are added up in one order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
