@@ -19,7 +19,7 @@ from PIL import Image
 
 import attnflow as af
 from attnflow import figures
-from attnflow.analysis.evaluation import Scored
+from attnflow.analysis.report import ScoredExample
 from attnflow.show import colours, drawing, graph_parts, layout
 from attnflow.show.figures import Drawing
 from tests.oracles import attention
@@ -79,7 +79,7 @@ def report(
 ) -> af.Report:
     rng = np.random.default_rng(3)
     examples = tuple(
-        Scored(
+        ScoredExample(
             "t",
             "l",
             TOKENS,
@@ -442,7 +442,7 @@ def test_curves_are_the_means_with_their_errors() -> None:
             edge = shade.get_paths()[0].vertices
             assert edge[edge[:, 0] == layer, 1].max() == pytest.approx(mean + half)
             assert edge[edge[:, 0] == layer, 1].min() == pytest.approx(mean - half)
-    lines = [drawn.artists["blank_out"][method][0] for method in found.results]
+    lines = [drawn.artists["blank_out"][method][0] for method in found.methods]
     assert (
         len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
     )
