@@ -455,7 +455,7 @@ def test_curves_of_one_layer_and_of_a_scorer_without_layers() -> None:
         len({float(one.artists["blank_out"][method][0].get_xdata()[0]) for method in af.METHODS})
         == 3
     )  # side by side
-    mixed = report(methods=("raw", "mine_$x"))
+    mixed = replace(report(methods=("raw", "mine_$x")), scorers=("mine_$x",))
     for example in mixed.examples:
         example.scores["mine_$x"] = example.scores["mine_$x"][:1]
     line, _ = figures.layer_curves(mixed).artists["blank_out"]["mine_$x"]
