@@ -1,5 +1,6 @@
 """Figures of any number of methods, of any names: their data, their looks, their files."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -337,6 +338,15 @@ def test_given_axes_are_as_many_as_methods() -> None:
     for draw in (figures.compare_heatmaps, figures.compare_graphs):
         with pytest.raises(af.OptionError, match="this drawing has 4 panels"):
             draw(explanation, axes=Figure().subplots(1, 3))
+
+
+def test_figures_compute_no_token_attention() -> None:
+    names = ("figure*", "graph_parts", "drawing", "layout")
+    folder = Path(af.__file__).parent / "show"
+    modules = [path for name in names for path in folder.glob(f"{name}.py")]
+    assert len(modules) == 9
+    for path in modules:
+        assert not re.search(r"core\.(methods|flows|maxflow)|\.graph\(", path.read_text()), path
 
 
 # ---- where a picture came from ------------------------------------------------------------------

@@ -141,7 +141,7 @@ def ends_of(lines: Any) -> list[tuple[int, int, int]]:
     return found
 
 
-# ---- files and manners ----------------------------------------------------------------------------------------------------------
+# ---- files and manners --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -237,7 +237,7 @@ def test_figures_with_panels_take_as_many_axes() -> None:
         figures.compare_graphs(EXPLAINED, axes=Figure().subplots(1, 2))
 
 
-# ---- graphs ---------------------------------------------------------------------------------------------------------------------
+# ---- graphs -------------------------------------------------------------------------------------
 
 
 def test_edges_show_the_values_by_width_and_opacity() -> None:
@@ -308,7 +308,7 @@ def test_a_graph_draws_the_layers_and_positions_that_there_are() -> None:
     } == {2}
     with pytest.raises(
         af.OptionError,
-        match=r"a graph needs neighbouring layers; this result has layers 3 down to layer 0: compute",
+        match=r"a graph needs neighbouring layers; this result has layers 3 down to layer 0:",
     ):
         figures.attention_graph(af.flow(GRAPH))
 
@@ -352,7 +352,7 @@ def test_paths_carry_the_flow_and_the_cut_is_marked() -> None:
     assert together.artists["ends"].get_offsets().tolist() == [[1, 3], [2, 1], [0, 1]]
 
 
-# ---- maps -----------------------------------------------------------------------------------------------------------------------
+# ---- maps ---------------------------------------------------------------------------------------
 
 
 def test_a_heat_map_has_layers_down_and_tokens_across() -> None:
@@ -463,7 +463,7 @@ def test_curves_of_one_layer_and_of_a_scorer_without_layers() -> None:
     assert len(set(line.get_ydata())) == 1
 
 
-# ---- pictures -------------------------------------------------------------------------------------------------------------------
+# ---- pictures -----------------------------------------------------------------------------------
 
 
 def test_patches_lie_over_the_picture_and_registers_are_named_below(tmp_path: Path) -> None:
@@ -546,7 +546,7 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
         figures.overlay(VISION, tmp_path)
 
 
-# ---- tokens are text ------------------------------------------------------------------------------------------------------------
+# ---- tokens are text ----------------------------------------------------------------------------
 
 
 def test_labels_are_short_and_readable() -> None:
@@ -644,7 +644,7 @@ def test_labels_do_not_overlap(size: int, length: int) -> None:
         assert apart >= 0.95 * across, (turn, along)
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------------
+# ---- what is refused ----------------------------------------------------------------------------
 
 
 def test_results_of_another_shape_than_their_tokens() -> None:
@@ -656,7 +656,7 @@ def test_results_of_another_shape_than_their_tokens() -> None:
     ):
         with pytest.raises(
             af.OptionError,
-            match=r"must have shape \(3, 5, 4\), for 3 layers, 5 positions and 4 tokens; got \(3, 5, 5\)",
+            match=r"shape \(3, 5, 4\), for 3 layers, 5 positions and 4 tokens; got \(3, 5, 5\)",
         ):
             draw(fewer)
     with pytest.raises(af.OptionError, match="must have shape"):
@@ -756,7 +756,10 @@ def test_results_of_another_shape_than_their_tokens() -> None:
             lambda: figures.flow_paths(ROLLOUT),  # type: ignore[arg-type]
             "flow_paths draws what max_flow gives; got TokenAttention",
         ),
-        (lambda: figures.generation(ROLLOUT), "generation draws what generate gives"),  # type: ignore[arg-type]
+        (
+            lambda: figures.generation(ROLLOUT),  # type: ignore[arg-type]
+            "generation draws what generate gives",
+        ),
         (
             lambda: figures.save("figure", "figure.png"),  # type: ignore[arg-type]
             "save takes a figure or what a drawing returned; got str",
