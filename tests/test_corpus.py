@@ -1110,6 +1110,14 @@ DAMAGES: list[tuple[tuple[str | int, ...], Any]] = [
     (("options", "position"), ["max"]),
     (("options", "residual"), 1.0),
     (("options", "residual"), float("nan")),
+    (("options", "methods"), ["a\x1b[31m"]),
+    (("options", "methods"), [" "]),
+    (("options", "without"), None),
+    (("options", "without"), [-1]),
+    (("options", "graph"), 3),
+    (("options", "functions"), ["rollout"]),
+    (("options", "functions"), {"rollout": None}),
+    (("options", "functions"), {"other": "module:function"}),
     (("options", "importance"), ["rollout"]),
     (("options", "batch_tokens"), 0),
     (("options", "keep"), ["text"]),
@@ -1198,7 +1206,8 @@ def test_a_manifest_of_an_older_version_is_read(texts: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     begun(texts, out)
     content = json.loads((out / "manifest.json").read_text())
-    del content["options"]["keep"]
+    for option in ("keep", "functions", "graph", "without"):
+        del content["options"][option]
     (out / "manifest.json").write_text(json.dumps(content))
     assert verify_corpus(out) == []
     begun(texts, out)

@@ -38,7 +38,6 @@ LATE = {
     ("analysis.explanation", "show.figures"),
     ("analysis.generation", "show.page"),
     ("analysis.generation", "show.figures"),
-    ("corpus.running", "corpus.on_ray"),
 }
 
 

@@ -73,9 +73,7 @@ def explained(attention: af.Attention, position: int = 0, **options: Any) -> af.
     found = af.explain(attention, position=position, **options)
     tokens = attention.tokens or tuple(f"t{place}" for place in range(attention.size))
     special = tuple(token.startswith("[") for token in tokens)
-    return replace(
-        found, text=" ".join(tokens), model="a model", tokens=tokens, special=special
-    )
+    return replace(found, text=" ".join(tokens), model="a model", tokens=tokens, special=special)
 
 
 def random_attention(

@@ -27,7 +27,7 @@ SELECTING = ("layers", "positions", "bottom")  # what a function of `token_atten
 # what files and tables of results call their columns, and so no method or importance
 RESERVED_NAMES = """
 id row text tokens special words label prediction probability model target position notes source
-layers layer token key query value method
+layers layer token key query value method removed
 """
 RESERVED = frozenset(RESERVED_NAMES.split())
 

@@ -141,6 +141,7 @@ class AttentionGraph:
     @property
     def source(self):
         from attnflow.core.provenance import Source
+
         return Source(edges="attention", residual=self.residual)
 
     @property

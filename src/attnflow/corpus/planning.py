@@ -15,9 +15,9 @@ from attnflow.corpus.job import Job
 from attnflow.corpus.manifest import MOST_SHARDS, Manifest
 from attnflow.corpus.reading import read_shards
 from attnflow.corpus.rows import InputFiles, hash_file
-from attnflow.corpus.shard import model_fingerprint
 from attnflow.corpus.survey import survey_input
 from attnflow.errors import FileError, OptionError
+from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.model import Model
 
 LIBRARIES = ("attnflow", "torch", "transformers", "numpy", "pyarrow")  # they make the numbers
@@ -34,13 +34,14 @@ def recall_options(folder: Path, begun: Manifest, given: Mapping[str, Any]) -> d
         if own and option not in given:
             origin = begun.options["functions"].get(own[0], "nowhere")
             raise OptionError(
-                f"{folder} was begun with {own[0]!r} of {origin} among its {option}, and a manifest"
-                f" alone does not have code imported: give {option} (--{option}) again"
+                f"{folder} was begun with a function of yours among its {option}, {own[0]!r}"
+                f" ({origin}), which a manifest alone does not have imported:"
+                f" give {option} (--{option}) again"
             )
     if begun.options["graph"] is not None and "graph" not in given:
         raise OptionError(
-            f"{folder} was begun with graphs of {begun.options['graph']}, and a manifest alone does"
-            " not have code imported: give graph (--graph) again"
+            f"{folder} was begun with graphs of a function of yours ({begun.options['graph']}),"
+            " which a manifest alone does not have imported: give graph (--graph) again"
         )
     name = begun.model["name"]
     if "model" not in given and name == begun.model["class"] and not Path(name).is_dir():

@@ -31,6 +31,7 @@ from attnflow.corpus.formats import Columns, Notify
 from attnflow.corpus.job import Job, Layers, plan_job
 from attnflow.corpus.local import FinishedShards, compute_in_processes, compute_in_turn
 from attnflow.corpus.manifest import MANIFEST, MOST_SHARD_ROWS, Manifest, ShardRecord
+from attnflow.corpus.on_ray import compute_on_ray, require_ray
 from attnflow.corpus.planning import plan_manifest, recall_options
 from attnflow.corpus.rows import InputFiles, PendingShards, gather_inputs
 from attnflow.corpus.shard import MODEL, one_thread
@@ -193,8 +194,6 @@ def explain_corpus(
     check_engine(given, workers, engine, address)
     require_torch()
     if engine == "ray":
-        from attnflow.corpus.on_ray import require_ray
-
         require_ray(address)
     parallel = engine == "ray" or (workers or 1) > 1
     folder = make_folder(out)
@@ -295,8 +294,6 @@ def compute_elsewhere(
 ) -> FinishedShards:
     """Compute shards in other processes, of this machine or of a cluster."""
     if engine == "ray":
-        from attnflow.corpus.on_ray import compute_on_ray
-
         return compute_on_ray(name, manifest, job, folder, pending, workers, address)
     fingerprint = manifest.model["fingerprint"]
     count = min(workers or 1, len(pending.missing))
