@@ -1,0 +1,152 @@
+"""`EDGES`: what an edge can weigh, by name; and edge weights of a user's own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attnflow.capturing.mixing import LayerMix
+from attnflow.core.attention import FUSIONS
+from attnflow.core.custom import Choices, call_own, check_name, name_function
+from attnflow.core.graph import Floats
+from attnflow.edges.contribution import weigh_contributions
+from attnflow.edges.effective import weigh_effective
+from attnflow.edges.lengths import weigh_lengths
+from attnflow.edges.plain import weigh_attention
+from attnflow.edges.relevance import weigh_relevance
+from attnflow.errors import OptionError
+
+RESIDUALS = ("inside", "mixed")
+
+
+@dataclass(frozen=True)
+class EdgeWeight:
+    """What an edge of the graph weighs.
+
+    Parameters
+    ----------
+    name
+        What results are called after it.
+    compute
+        A function of a `LayerMix`; returns [query, key], or [head, query, key], which is fused.
+    residual
+        "inside": the weights hold the residual connection. "mixed": it is mixed in as for attention,
+        and rows sum to 1.
+    gradient
+        Whether it needs the gradient of a target.
+    identity
+        Whether the residual connection stands in the graph with weight 1, beside the weights.
+    """
+
+    name: str
+    compute: Callable[[LayerMix], Any]
+    residual: str = "inside"
+    gradient: bool = False
+    identity: bool = False
+
+    def weigh(self, mix: LayerMix, heads: str = "mean") -> Floats:
+        """[query, key] of one layer, checked. heads: how to fuse them, where they are given."""
+        values = call_own(f"edges {self.name!r} of {mix.name}", self.compute, mix)
+        values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+        try:
+            edges = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise OptionError(
+                f"edges {self.name!r} of {mix.name} must be an array of numbers;"
+                f" got {type(values).__name__}"
+            ) from error
+        if edges.ndim == 3:
+            edges = np.asarray(FUSIONS[heads](edges, axis=0))
+        expected = tuple(mix.attention.shape[1:])
+        if edges.shape != expected:
+            raise OptionError(
+                f"edges {self.name!r} of {mix.name} must have shape [query, key], here {expected};"
+                f" got {edges.shape}"
+            )
+        own = mix.own.cpu().numpy()
+        if self.residual == "mixed":
+            edges = np.maximum(edges, 0.0)
+            empty = edges.sum(axis=-1) <= 0
+            edges[np.flatnonzero(empty), own[empty]] = 1.0
+            edges /= edges.sum(axis=-1, keepdims=True)
+        if self.identity:
+            edges[np.arange(len(own)), own] += 1.0
+        if not np.isfinite(edges).all() or (edges < 0).any():
+            raise OptionError(
+                f"edges {self.name!r} of {mix.name} must be finite and not negative;"
+                f" got {edges.min():.3g}"
+            )
+        return edges
+
+
+EDGES: dict[str, EdgeWeight] = {
+    "attention": EdgeWeight("attention", weigh_attention, residual="mixed"),
+    "effective": EdgeWeight("effective", weigh_effective, residual="mixed"),
+    "norm": EdgeWeight("norm", weigh_lengths),
+    "contribution": EdgeWeight("contribution", weigh_contributions),
+    "gradient": EdgeWeight("gradient", weigh_relevance, gradient=True, identity=True),
+}
+
+
+def edge_weight(
+    name: str,
+    compute: Callable[[LayerMix], Any],
+    *,
+    residual: str = "inside",
+    gradient: bool = False,
+) -> EdgeWeight:
+    """Make an edge weight of your own.
+
+    Parameters
+    ----------
+    name
+        What results are called after it.
+    compute
+        A function of one `LayerMix`, called once per layer; returns [query, key], finite and not
+        negative, or [head, query, key], whose heads are then fused.
+    residual
+        "inside" if the weights hold the residual connection; "mixed" if it is to be mixed in, as
+        for attention.
+    gradient
+        Whether `LayerMix.gradient` is needed.
+
+    >>> values = edge_weight("values", lambda mix: mix.attention.mean(0), residual="mixed")
+    >>> values.name, values.residual
+    ('values', 'mixed')
+    """
+    check_name(name, "edge weight")
+    if name in EDGES:
+        raise OptionError(f"an edge weight of your own must have a name of its own; got {name!r}")
+    if residual not in RESIDUALS:
+        raise OptionError(f"unknown residual {residual!r}; choose from {', '.join(RESIDUALS)}")
+    if not callable(compute):
+        raise OptionError(f"compute must be a function; got {type(compute).__name__}")
+    return EdgeWeight(name, compute, residual, gradient)
+
+
+def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
+    """Edge weights by name, from names, `EdgeWeight`s, or {name: function}."""
+    if isinstance(chosen, str | EdgeWeight) or callable(chosen):
+        chosen = [chosen]
+    pairs = list(chosen.items()) if isinstance(chosen, dict) else [(None, item) for item in chosen]
+    weights: dict[str, EdgeWeight] = {}
+    for name, item in pairs:
+        if item is None or isinstance(item, str):
+            wanted = item or name
+            if wanted not in EDGES:
+                raise OptionError(
+                    f"unknown edges {wanted!r}; choose from {', '.join(EDGES)},"
+                    " or give what af.edge_weight makes"
+                )
+            weight = EDGES[wanted]
+        elif isinstance(item, EdgeWeight):
+            weight = item
+        else:
+            weight = edge_weight(name or name_function(item, "edge weight"), item)
+        if weight.name in weights:
+            raise OptionError(f"each edge weight must have a name of its own; got {weight.name!r} twice")
+        weights[weight.name] = weight
+    if not weights:
+        raise OptionError(f"at least one edge weight is needed; choose from {', '.join(EDGES)}")
+    return weights
