@@ -139,12 +139,6 @@ class AttentionGraph:
         return int(self.weights.shape[1])
 
     @property
-    def source(self):
-        from attnflow.core.provenance import Source
-
-        return Source(edges="attention", residual=self.residual)
-
-    @property
     def kept(self) -> tuple[int, ...]:
         """The positions that were not taken out."""
         return tuple(position for position in range(self.size) if position not in self.removed)
@@ -567,10 +561,3 @@ def take_out(weights: Floats, positions: Sequence[int]) -> Floats:
     if gone:
         weights[..., gone, :] = 0.0
     return weights
-
-
-def check_position(position, size):
-    (number,) = integers([position], "position")
-    if not -size <= number < size:
-        raise OptionError(f"position must be from {-size} to {size - 1}; got {number}")
-    return number % size
