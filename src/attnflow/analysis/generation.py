@@ -241,13 +241,15 @@ class Generation:
         """[generated, prompt, layer], as the method gives it."""
         rows = slice(self.size - 1, None)
         if method == "raw":
-            values = graph.weights[:, rows, : self.size]  # [layer, generated, prompt]
+            positions = range(self.size - 1, graph.size)
+            every_layer = graph.weight_rows(range(1, graph.depth + 1), positions)
+            values = every_layer[:, :, : self.size]  # [layer, generated, prompt]
         elif method == "rollout":
             rolled = np.eye(
                 graph.size, self.size
             )  # [position, prompt]: only the prompt's columns travel
             layers = []
-            for edges in graph.edges:
+            for edges in graph.edge_layers:
                 rolled = edges @ rolled
                 layers.append(rolled[rows])
             values = np.stack(layers)

@@ -94,7 +94,7 @@ def generation_page(generation: Generation) -> str:
     if graph.size <= FLOW_TOKENS:
         with collect_notices():  # the page says so itself, where it is so
             flows = results["flow"] = generation.flow()
-        sums = graph.edges[0].sum(axis=0)[: generation.size, None]  # [prompt, 1]
+        sums = graph.layer_edges(1).sum(axis=0)[: generation.size, None]  # [prompt, 1]
         at_bound = flows.values >= np.minimum(1.0, sums) - SATURATED  # [generated, prompt, layer]
         saturated = mostly(at_bound.transpose(2, 0, 1))
         spread = rounded_rows(flows.spread.T)
