@@ -15,13 +15,18 @@ from attnflow.core.graph import (
     Array,
     AttentionGraph,
     Floats,
+    check_mask,
+    check_residual,
     check_rows,
     freeze,
     integers,
     layer_names_of,
-    masked,
+    make_graph,
+    make_room,
     names_of,
+    needs_copy,
     positions_of,
+    read_only,
     slabs,
     stack_layers,
     take_out,
@@ -90,9 +95,8 @@ class Attention:
                 f"fused weights must have one head; got {array.shape[1]} with fused={fused!r}"
             )
         depth, size = array.shape[0], array.shape[-1]
-        checked, is_masked, windows = masked(
-            check_rows(array, precision, copy=copy or array is not weights), causal, window
-        )
+        checked = check_rows(array, precision, copy=needs_copy(array, weights, copy))
+        causal, windows = check_mask(checked, "weights", causal, window, leak=LEAK)
         if sink is not None:
             sink = to_array(sink, "sink")[0].astype(np.float64)
             if sink.shape != (depth, size):
@@ -103,9 +107,9 @@ class Attention:
                 raise WeightsError("sink must be shares from 0 to 1; some are not")
         freeze(
             self,
-            weights=checked.reshape(depth, -1, size, size),
+            weights=read_only(checked.reshape(depth, -1, size, size)),
             tokens=names_of(tokens, size, "tokens"),
-            causal=is_masked,
+            causal=causal,
             window=windows,
             words=words_of(words, size),
             fused=fused,
@@ -153,25 +157,26 @@ class Attention:
         fused = self._fuse(heads)
         if top_head is not None:
             layer, head = self._top_head(top_head)
-            fused = np.concatenate(
-                [
-                    fused[: layer - 1],
-                    renormalise(self.weights[layer - 1, head].astype(np.float64))[None],
-                ]
-            )
-        return AttentionGraph(
+            top = self.weights[layer - 1, head].astype(fused.dtype)[None]
+            take_out(top, ())  # its rows sum to 1 in the precision of the others
+            fused = np.concatenate([fused[: layer - 1], top])
+        if gone:
+            fused = fused.copy() if np.may_share_memory(fused, self.weights) else fused
+            take_out(fused, gone)
+        depth = len(fused)
+        return make_graph(
             weights=fused,
-            residual=residual,
+            residual=check_residual(residual),
             tokens=self.tokens,
             causal=self.causal,
-            window=self.window[: len(fused)],
+            window=self.window[:depth],
             words=self.words,
             removed=gone,
-            layer_names=None if self.layer_names is None else self.layer_names[: len(fused)],
+            layer_names=None if self.layer_names is None else self.layer_names[:depth],
         )
 
-    def _fuse(self, heads: str | int | Callable[..., Array]) -> Floats:
-        """[layer, query, key] in float64, rows sum to 1, slab by slab; a user's function has one layer at a time."""
+    def _fuse(self, heads: str | int | Callable[..., Array]) -> Array:
+        """[layer, query, key], rows sum to 1: of one head as it is, of several in float64."""
         if not isinstance(heads, str | int | np.integer | Callable):
             raise OptionError(f"heads must be a name, a head's number or a function; got {heads!r}")
         if self.fused is not None and heads not in (self.fused, "mean"):
@@ -186,21 +191,19 @@ class Attention:
         elif not callable(heads):
             (head,) = integers([heads], "heads")
             self._check_head(head)
-        fused = np.empty((self.depth, self.size, self.size))
-        for layers in slabs(self.weights):
-            part = self.weights[layers].astype(np.float64)  # [layer, head, query, key]
-            if isinstance(heads, str):
-                matrices = FUSIONS[heads](part, axis=1)
-            elif callable(heads):
-                matrices = np.stack(
-                    [
-                        fused_by(heads, layer, number)
-                        for number, layer in enumerate(part, start=layers.start + 1)
-                    ]
-                )
-            else:
-                matrices = part[:, head]
-            fused[layers] = renormalise(matrices)
+        if self.heads == 1 and not callable(heads):
+            return self.weights[:, 0]
+        if not isinstance(heads, str) and not callable(heads):
+            return np.ascontiguousarray(self.weights[:, head])
+        fused = make_room((self.depth, self.size, self.size), 8)
+        if isinstance(heads, str):
+            for layers, queries in slabs(self.weights):
+                part = self.weights[layers, :, queries].astype(np.float64)
+                fused[layers, queries] = FUSIONS[heads](part, axis=1)
+        else:
+            for number, layer in enumerate(self.weights, start=1):
+                fused[number - 1] = fused_by(heads, layer.astype(np.float64), number)
+        take_out(fused, ())  # rows sum to 1 again
         return fused
 
     def _top_head(self, top_head: tuple[int, int]) -> tuple[int, int]:
@@ -318,11 +321,6 @@ def fused_by(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats
             f" in layer {number} it gave shape {matrix.shape} for {layer.shape}"
         )
     return matrix
-
-
-def renormalise(matrix: Floats) -> Floats:
-    """Fused [..., query, key] with rows that sum to 1; a row with nothing left looks at itself."""
-    return take_out(matrix, ())
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
