@@ -35,13 +35,13 @@ HOSTILE = {
     "\"'`&lt;<b>": "\"'`&lt;<b>",
     "👩‍👧": "👩‍👧",
     "שלום": "שלום",
-    "two\nlines": "two↵lines",
-    "\u200b": "U+200B",
+    "two\nlines": r"two\nlines",
+    "\u200b": r"\u200b",
     "x" * 10_000: "x" * 10_000,
-    "\u202eevil": "‹202E›evil",
-    "\ud800": "U+D800",
+    "\u202eevil": r"\u202eevil",
+    "\ud800": r"\ud800",
     "Ġkey": "key",
-    "\0": "U+0000",
+    "\0": r"\x00",
     "": "∅",
 }
 
