@@ -667,7 +667,7 @@ def test_drawings_are_saved_as_png_and_svg(visit: Open, small: af.Explanation, f
         root = ElementTree.fromstring(content.decode())
         texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
         assert "שלום" in texts
-        assert "two↵lines" in texts
+        assert r"two\nlines" in texts
         assert "</script><i…" in texts
         assert {each.tag.split("}")[1] for each in root.iter()} <= {
             "svg",

@@ -196,7 +196,7 @@ def test_an_explanations_page_marks_the_rows_that_are_saturated_and_how_even_the
     assert marked[-1].all()
     flow = method_of(data, "flow")
     assert flow["saturated"] == marked.astype(int).tolist()
-    assert np.abs(np.array(data["spread"]) - found.flow.spread).max() < 1e-4
+    assert np.abs(np.array(flow["spread"]) - found.flow.spread).max() < 1e-4
 
 
 def test_a_long_generation_has_no_flow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,11 +150,6 @@ class AttentionGraph:
         return int(self.weights.shape[1])
 
     @property
-    def source(self):
-        from attnflow.core.provenance import Source
-        return Source(edges="attention", residual=self.residual)
-
-    @property
     def kept(self) -> tuple[int, ...]:
         """The positions that were not taken out."""
         return tuple(position for position in range(self.size) if position not in self.removed)
@@ -640,9 +635,3 @@ def take_out(weights: Array, positions: Sequence[int]) -> None:
         part[:, np.isin(own[queries], gone)] = 0.0
         weights[layers, queries] = part
 
-
-def check_position(position, size):
-    (number,) = integers([position], "position")
-    if not -size <= number < size:
-        raise OptionError(f"position must be from {-size} to {size - 1}; got {number}")
-    return number % size
