@@ -13,6 +13,7 @@ import numpy.typing as npt
 from attnflow.core.files import by_ending, dump_json, write_csv
 from attnflow.core.graph import Floats, integers
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
+from attnflow.core.provenance import Source
 from attnflow.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class TokenAttention:
     limits: npt.NDArray[np.int8] | None = None  # [layer, query, key], places in LIMITS
     window: tuple[int | None, ...] | None = None
     removed: tuple[int, ...] = ()
+    size: int | None = None  # positions of the graph
+    edges: str = "attention"  # what an edge of the graph weighs
+    source: Source | None = None  # where it came from
 
     @property
     def limited_by(self) -> npt.NDArray[np.str_] | None:
@@ -271,6 +275,7 @@ class MaxFlow:
     cut: tuple[tuple[int, int, int], ...]
     cut_capacity: float
     tokens: tuple[str, ...]
+    provenance: Source | None = None  # where it came from; `source` is a node
 
     @property
     def targets(self) -> tuple[int, ...]:
