@@ -2,6 +2,7 @@
 
 import tracemalloc
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import attnflow as af
 from attnflow.core import graph as checks
 from attnflow.core import layers
+from attnflow.core.provenance import Source
 from attnflow.notices import collect_notices
 from tests.oracles import Floats, Igraph, any_attention, any_capacities, attention, rational_flow
 
@@ -344,12 +346,56 @@ def test_what_is_saved_is_loaded(
         assert getattr(first, name) == getattr(second, name)
 
 
-def test_a_sink_share_is_kept(tmp_path: Path) -> None:
-    sink = RNG.random((3, 5))
-    af.Attention(WEIGHTS, sink=sink).save(tmp_path / "sink.npz")
-    kept = af.Attention.load(tmp_path / "sink.npz").sink
+def test_the_share_of_no_token_is_kept(tmp_path: Path) -> None:
+    share = RNG.random((3, 5))
+    path = af.Attention(WEIGHTS, no_token_share=share).save(tmp_path / "share.npz")
+    kept = af.Attention.load(path).no_token_share
     assert kept is not None
-    assert (kept == sink).all()
+    assert (kept == share).all()
+    assert "sink" not in np.load(path).files
+
+
+def test_the_old_name_of_the_share_works_and_says_the_new_one(tmp_path: Path) -> None:
+    share = RNG.random((3, 5))
+    with pytest.warns(FutureWarning, match="no_token_share"):
+        attention = af.Attention(WEIGHTS, sink=share)
+    assert np.array_equal(attention.no_token_share, share)  # type: ignore[arg-type]
+    with pytest.warns(FutureWarning, match="no_token_share"):
+        assert np.array_equal(attention.sink, share)  # type: ignore[arg-type]
+    np.savez(tmp_path / "old.npz", weights=WEIGHTS, sink=share)
+    kept = af.Attention.load(tmp_path / "old.npz").no_token_share
+    assert np.array_equal(kept, share)  # type: ignore[arg-type]
+
+
+def test_where_weights_came_from_goes_all_the_way(tmp_path: Path) -> None:
+    source = Source("verb-number", "0a1b", {"attnflow": "0.3"}, target="singular")
+    path = af.Attention(WEIGHTS, source=source).save(tmp_path / "weights.npz")
+    attention = af.Attention.load(path)
+    assert attention.source == source
+    graph = attention.graph(residual=0.25)
+    assert graph.edge_name == "attention"
+    assert graph.source == replace(source, edges="attention", residual=0.25)
+    assert graph.uniform().source == graph.source
+    result = af.rollout(graph)
+    assert (result.edges, result.size) == ("attention", 5)
+    assert result.source == replace(graph.source, method="rollout")
+    best = af.max_flow(graph, source=(1, 0), target=(0, 0))
+    assert best.provenance == replace(graph.source, method="max_flow")
+    nowhere = af.Attention(WEIGHTS).graph().source
+    assert (nowhere.model, nowhere.edges, nowhere.residual) == (None, "attention", 0.5)
+    assert "attnflow" in nowhere.versions
+
+
+def test_edges_of_any_kind_say_what_they_weigh() -> None:
+    edges = RNG.random((2, 3, 3))
+    given_source = Source("mine", edges="norm", target="cat")
+    graph = af.AttentionGraph(edges=edges)
+    assert (graph.edge_name, graph.source.edges, graph.source.residual) == ("given", "given", None)
+    named = af.AttentionGraph(edges=edges, edge_name="norm", source=given_source)
+    assert (named.edge_name, named.source) == ("norm", given_source)
+    assert af.rollout(named).edges == "norm"
+    mixed = af.AttentionGraph(WEIGHTS[:, 0], edge_name="gradient", residual=0.2)
+    assert (mixed.source.edges, mixed.source.residual) == ("gradient", 0.2)
 
 
 def test_plain_arrays_and_foreign_npz_files_load(tmp_path: Path) -> None:
@@ -452,7 +498,7 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS, window=2.5), "a window must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS, window=2**80), "a window must be"),
     (lambda: af.Attention(WEIGHTS[:, :1], fused=object()), "fused must say"),  # type: ignore[arg-type]
-    (lambda: af.Attention(WEIGHTS, sink=np.full((3, 5), np.nan)), "sink must be shares"),
+    (lambda: af.Attention(WEIGHTS, no_token_share=np.full((3, 5), np.nan)), "must be shares"),
     (lambda: af.Attention(WEIGHTS).graph(without=None), "without must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS).graph(residual=0.5 + 3j), "residual must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS).graph(residual=np.full((20, 20), 0.5)), "residual must be"),  # type: ignore[arg-type]
@@ -464,8 +510,11 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS, window=0), "a window must be"),
     (lambda: af.Attention(WEIGHTS, window=[1]), "one a layer"),
     (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
-    (lambda: af.Attention(WEIGHTS, sink=np.zeros(3)), "sink must have shape"),
+    (lambda: af.Attention(WEIGHTS, no_token_share=np.zeros(3)), "no_token_share must have shape"),
     (lambda: af.AttentionGraph(WEIGHTS), "3 axes"),
+    (lambda: af.Attention(WEIGHTS, source="mine"), "source must be a Source"),  # type: ignore[arg-type]
+    (lambda: af.AttentionGraph(WEIGHTS[:, 0], source=3), "source must be a Source"),  # type: ignore[arg-type]
+    (lambda: af.AttentionGraph(WEIGHTS[:, 0], edge_name=3), "edge_name must be a string"),  # type: ignore[arg-type]
     (
         lambda: af.AttentionGraph(WEIGHTS[:, 0], layer_names=("a",)),
         "layer_names must name each of 3",

@@ -7,7 +7,7 @@ The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual *
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Real
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from attnflow.core.layers import Array as Array
 from attnflow.core.layers import Floats as Floats
 from attnflow.core.layers import Layers
+from attnflow.core.provenance import Source
 from attnflow.errors import OptionError, WeightsError
 
 Number = TypeVar("Number", bound=np.generic)
@@ -63,6 +64,10 @@ class AttentionGraph:
         Positions that are taken out.
     layer_names
         What each layer is, where they are not simply a model's layers.
+    edge_name
+        What an edge weighs; "attention" for weights, "given" for edges if None.
+    source
+        Where the weights came from; a `Source` that names no model if None.
     copy
         False: the array given, if it is a numpy array of float32 or float64, becomes the graph's
         own and is renormalised in place.
@@ -86,6 +91,8 @@ class AttentionGraph:
     words: tuple[int | None, ...] | None
     removed: tuple[int, ...]
     layer_names: tuple[str, ...] | None
+    edge_name: str
+    source: Source
 
     def __init__(
         self,
@@ -99,15 +106,24 @@ class AttentionGraph:
         words: Iterable[int | None] | None = None,
         removed: Iterable[int] = (),
         layer_names: Iterable[str] | None = None,
+        edge_name: str | None = None,
+        source: Source | None = None,
         copy: bool = True,
     ) -> None:
         inside = edges is not None
         if inside and weights is not None:
             raise OptionError("a graph is made of weights or of edges; got both: give one")
-        if inside and residual is not None:
+        if not inside:
+            residual = check_residual(RESIDUAL if residual is None else residual)
+        elif residual is not None:
             raise OptionError(
                 f"edges have the residual inside, so residual is not mixed in; got {residual!r}"
             )
+        if not isinstance(edge_name, str | None):
+            raise OptionError(f"edge_name must be a string; got {edge_name!r}")
+        edge_name = edge_name or ("given" if inside else "attention")
+        if check_source(source) is None or not inside:
+            source = replace(source or Source(), edges=edge_name, residual=residual)
         given = edges if inside else weights
         array, precision = stack_layers(given)
         if array.ndim != 3:
@@ -130,13 +146,15 @@ class AttentionGraph:
         freeze(
             self,
             weights=read_only(checked),
-            residual=None if inside else check_residual(RESIDUAL if residual is None else residual),
+            residual=residual,
             tokens=names_of(tokens, size, "tokens"),
             causal=causal,
             window=windows,
             words=words_of(words, size),
             removed=gone,
             layer_names=layer_names_of(layer_names, depth),
+            edge_name=edge_name,
+            source=source,
         )
 
     @property
@@ -445,6 +463,14 @@ def check_residual(residual: Any) -> float:
             f"residual must be a number from 0 up to, but not including, 1; got {residual!r} (0.5 is the paper's)"
         )
     return float(residual)
+
+
+def check_source(source: Any) -> Source | None:
+    if not isinstance(source, Source | None):
+        raise OptionError(
+            f"source must be a Source, which says where weights came from, or None; got {source!r}"
+        )
+    return source
 
 
 def names_of(names: Iterable[str] | None, size: int, what: str) -> tuple[str, ...] | None:

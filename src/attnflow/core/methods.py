@@ -238,7 +238,16 @@ def max_flow(
     )
     end = ends if is_several(target[1]) else ends[0]
     capacity = sum(float(layer[full].sum()) for layer, full in zip(edges, cut, strict=True))
-    return MaxFlow(value, (upper, start), (lower, end), on_edges, places, capacity, names(graph))
+    return MaxFlow(
+        value,
+        (upper, start),
+        (lower, end),
+        on_edges,
+        places,
+        capacity,
+        names(graph),
+        provenance=replace(graph.source, method="max_flow"),
+    )
 
 
 METHODS: dict[str, Callable[..., TokenAttention]] = {"raw": raw, "rollout": rollout, "flow": flow}
@@ -349,6 +358,9 @@ class Request:
             limits=limits,
             window=self.graph.window,
             removed=self.graph.removed,
+            size=self.graph.size,
+            edges=self.graph.edge_name,
+            source=replace(self.graph.source, method=self.method),
         )
 
 
