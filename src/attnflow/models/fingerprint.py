@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 SAMPLED = 64  # values of each tensor that a quick fingerprint looks at
-DIGITS = 16  # of a quick fingerprint: 64 bits, so that no two of a million models share one
+QUICK_DIGITS = 16  # of a quick fingerprint: 64 bits, so that no two of a million models share one
 # what says where a model came from, and not what it is
 PROVENANCE = ("_name_or_path", "transformers_version")
 # digests that hold while what they are of is unchanged: (its state, the digest)
@@ -58,7 +58,7 @@ def quick_fingerprint(model: Model) -> str:
     digest = hashlib.sha256(read_settings(model.config))
     digest.update(digest_vocabulary(model.tokenizer).encode())
     digest.update(digest_weights(model.model).encode())
-    return digest.hexdigest()[:DIGITS]
+    return digest.hexdigest()[:QUICK_DIGITS]
 
 
 def read_settings(config: Any) -> bytes:
