@@ -661,3 +661,10 @@ def take_out(weights: Array, positions: Sequence[int]) -> None:
         part[:, np.isin(own[queries], gone)] = 0.0
         weights[layers, queries] = part
 
+
+
+def check_position(position, size):
+    (number,) = integers([position], "position")
+    if not -size <= number < size:
+        raise OptionError(f"position must be from {-size} to {size - 1}; got {number}")
+    return number % size
