@@ -662,9 +662,3 @@ def take_out(weights: Array, positions: Sequence[int]) -> None:
         weights[layers, queries] = part
 
 
-
-def check_position(position, size):
-    (number,) = integers([position], "position")
-    if not -size <= number < size:
-        raise OptionError(f"position must be from {-size} to {size - 1}; got {number}")
-    return number % size
