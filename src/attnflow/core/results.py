@@ -10,8 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_count, check_integers
 from attnflow.core.files import by_ending, dump_json, write_csv
-from attnflow.core.graph import Floats, integers
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
 from attnflow.core.provenance import Source
 from attnflow.errors import MissingExtraError, OptionError
@@ -112,7 +113,10 @@ class TokenAttention:
     def at(self, position: int, layer: int | None = None) -> Floats:
         """[key]: the row of one position, in the top layer computed if none is given."""
         layer = max(self.layers) if layer is None else layer
-        (layer,), (position,) = integers([layer], "layer"), integers([position], "position")
+        (layer,), (position,) = (
+            check_integers([layer], "layer"),
+            check_integers([position], "position"),
+        )
         if layer not in self.layers:
             raise OptionError(
                 f"layer {layer} was not computed; this result has layers {list_numbers(self.layers)}"
@@ -142,8 +146,7 @@ class TokenAttention:
         self, k: int = 5, *, position: int | None = None, layer: int | None = None
     ) -> list[tuple[int, str, float]]:
         """The k strongest keys of a row, as (key, token, value); of the first position computed, or the last if causal, by default."""
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-            raise OptionError(f"top takes a whole number, at least 1; got {k!r}")
+        k = check_count("k", k)
         if position is None:
             position = self.positions[-1 if self.causal else 0]
         row = self.at(position, layer)
