@@ -12,7 +12,7 @@ import numpy as np
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.pipeline import open_model
 from attnflow.capturing.assembly import assemble_stack, check_mixers
-from attnflow.core.graph import check_whole
+from attnflow.core.checks import check_count
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.listening import Call, listening, restore_rows
@@ -96,7 +96,7 @@ def generate(
     model = open_model(model)
     if model.task != "causal LM":
         raise OptionError(f"generate needs a causal LM; {model.name} is for {model.task}")
-    check_whole("max_new_tokens", max_new_tokens)
+    check_count("max_new_tokens", max_new_tokens)
     check_heads(heads)
     check_options(model, options)
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)

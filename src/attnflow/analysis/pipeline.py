@@ -20,9 +20,11 @@ from attnflow.analysis.importance import (
     measure_blank_out,
 )
 from attnflow.capturing.assembly import run_batch
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
+from attnflow.core.checks import check_residual
 from attnflow.core.custom import Choices, Method, accepts, call_own, read_choices, run_method
-from attnflow.core.graph import RESIDUAL, AttentionGraph, Floats, check_residual
+from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.errors import OptionError
 from attnflow.models.inputs import Encoded, batches
 from attnflow.models.loading import load

@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.arrays import Array
 from attnflow.core.attention import Attention
-from attnflow.core.graph import Array, integers
+from attnflow.core.checks import check_integers
 from attnflow.errors import CaptureError, OptionError
 
 
@@ -79,7 +80,7 @@ class Recordings(list[Recording]):
         <Attention: 1 layer, fused heads (mean), 2 positions>
         """
         calls = self._select(names, forward_pass)
-        (sequence,) = integers([sequence], "sequence")
+        (sequence,) = check_integers([sequence], "sequence")
         batch = min(len(call.weights) for call in calls)
         if not 0 <= sequence < batch:
             raise OptionError(

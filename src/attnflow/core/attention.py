@@ -9,32 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from attnflow.core.files import open_input, write_file
-from attnflow.core.graph import (
-    LEAK,
-    RESIDUAL,
+from attnflow.core.arrays import (
     Array,
-    AttentionGraph,
     Floats,
-    check_mask,
-    check_residual,
     check_rows,
-    check_source,
-    freeze,
-    integers,
-    layer_names_of,
-    make_graph,
     make_room,
-    names_of,
     needs_copy,
-    positions_of,
     read_only,
     slabs,
     stack_layers,
-    take_out,
     to_array,
-    words_of,
 )
+from attnflow.core.checks import (
+    check_integers,
+    check_layer_names,
+    check_names,
+    check_positions,
+    check_residual,
+    check_source,
+    check_words,
+)
+from attnflow.core.files import open_input, write_file
+from attnflow.core.graph import RESIDUAL, AttentionGraph, freeze, make_graph
+from attnflow.core.masks import LEAK, check_mask, take_out
 from attnflow.core.provenance import Source
 from attnflow.errors import AttnFlowError, FileError, OptionError, WeightsError
 
@@ -141,13 +138,13 @@ class Attention:
         freeze(
             self,
             weights=read_only(checked.reshape(depth, -1, size, size)),
-            tokens=names_of(tokens, size, "tokens"),
+            tokens=check_names(tokens, size, "tokens"),
             causal=causal,
             window=windows,
-            words=words_of(words, size),
+            words=check_words(words, size),
             fused=fused,
             no_token_share=no_token_share,
-            layer_names=layer_names_of(layer_names, depth),
+            layer_names=check_layer_names(layer_names, depth),
             grid=None if grid is None else (int(grid[0]), int(grid[1])),
             source=check_source(source),
         )
@@ -195,7 +192,7 @@ class Attention:
         >>> Attention([[[0.5, 0.5], [1.0, 0.0]]]).graph(residual=0.5).edges.tolist()
         [[[0.75, 0.25], [0.5, 0.5]]]
         """
-        gone = positions_of(without, self.size, "without")
+        gone = check_positions(without, self.size, "without")
         if len(set(gone)) == self.size:
             raise OptionError(f"without must leave at least one position; got all {self.size}")
         fused = self._fuse(heads)
@@ -235,7 +232,7 @@ class Attention:
                     f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, a head's number or a function"
                 )
         elif not callable(heads):
-            (head,) = integers([heads], "heads")
+            (head,) = check_integers([heads], "heads")
             self._check_head(head)
         if self.heads == 1 and not callable(heads):
             return self.weights[:, 0]
@@ -248,14 +245,14 @@ class Attention:
                 fused[layers, queries] = FUSIONS[heads](part, axis=1)
         else:
             for number, layer in enumerate(self.weights, start=1):
-                fused[number - 1] = fused_by(heads, layer.astype(np.float64), number)
+                fused[number - 1] = fuse_by(heads, layer.astype(np.float64), number)
         take_out(fused, ())  # rows sum to 1 again
         return fused
 
     def _top_head(self, top_head: tuple[int, int]) -> tuple[int, int]:
         if np.shape(top_head) != (2,):
             raise OptionError(f"top_head must be a pair (layer, head); got {top_head!r}")
-        layer, head = integers(top_head, "top_head")
+        layer, head = check_integers(top_head, "top_head")
         if self.fused is not None:
             raise OptionError(
                 f"these weights are fused over heads already ({self.fused}); top_head needs weights of every head"
@@ -325,7 +322,7 @@ class Attention:
                 )
             return cls(
                 arrays["weights"],
-                tokens=stored_tokens(arrays),
+                tokens=read_tokens(arrays),
                 causal=bool(arrays["causal"]) if "causal" in arrays else None,
                 window=[int(window) or None for window in arrays["window"]]
                 if "window" in arrays
@@ -369,7 +366,7 @@ def check_shares(shares: Any, shape: tuple[int, int]) -> Floats:
     return read_only(checked)
 
 
-def fused_by(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats:
+def fuse_by(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats:
     """[query, key] of layer [head, query, key] by a function of the user's, or an error that names the layer's number."""
     try:
         matrix = np.asarray(fusion(layer, axis=0), dtype=np.float64)
@@ -413,7 +410,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise FileError(f"{path} is damaged, cut off, or no array file: {error}") from error
 
 
-def stored_tokens(arrays: dict[str, Array]) -> list[str] | None:
+def read_tokens(arrays: dict[str, Array]) -> list[str] | None:
     """The tokens of a saved file; also plain string arrays named 'tokens' that users write themselves."""
     if "token_bytes" in arrays:
         data, lengths = (

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.graph import AttentionGraph, Floats
+from attnflow.core.arrays import Floats
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Groups
-from attnflow.core.methods import METHODS, Request, Weights
+from attnflow.core.methods import METHODS
+from attnflow.core.requests import Request, Weights
 from attnflow.core.results import TokenAttention
 from attnflow.errors import AttnFlowError, OptionError
 
@@ -86,7 +88,7 @@ def token_attention(name: str, compute: Callable[..., npt.ArrayLike]) -> Method:
                 rows = rows[np.array(ask.layers) - 1]
             if "positions" not in wanted:
                 rows = rows[:, list(ask.positions)]
-            return ask.grouped(np.array(rows, dtype=np.float64))  # a copy, to be normalised
+            return ask.sum_groups(np.array(rows, dtype=np.float64))  # a copy, to be normalised
 
         return ask.answer(compute_rows)
 

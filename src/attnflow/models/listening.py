@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.graph import ROW_TOLERANCE
+from attnflow.core.arrays import ROW_TOLERANCE
 from attnflow.models.families import WINDOW
 from attnflow.models.weighing import compute_weights, fuse
 

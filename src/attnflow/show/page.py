@@ -17,10 +17,11 @@ import numpy as np
 
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generation import Generation, PromptAttention
+from attnflow.core.arrays import Array
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, Method, read_methods
 from attnflow.core.files import dump_json
-from attnflow.core.graph import Array, AttentionGraph
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.requests import MOSTLY, are_even
 from attnflow.core.results import TokenAttention
