@@ -240,15 +240,15 @@ def join_steps(model: Model, calls: Sequence[Call], longest: int, steps: int) ->
     for first in calls[:depth]:
         sequences, heads = first.weights.shape[:2]
         weights = np.zeros((sequences, heads, size, size), np.float32)
-        sink = None if first.sink is None else torch.zeros(sequences, size)
-        layers.append(Call(first.name, weights, sink, first.window))
+        share = None if first.no_token_share is None else torch.zeros(sequences, size)
+        layers.append(Call(first.name, weights, share, first.window))
     for number, call in enumerate(calls):
         layer, end = layers[number % depth], longest + number // depth  # positions after this step
         rows, keys = call.weights.shape[2:]
         known = min(keys, end)
         layer.weights[:, :, end - rows : end, end - known : end] = call.weights[..., :known]
-        if layer.sink is not None and call.sink is not None:
-            layer.sink[:, end - rows : end] = call.sink
+        if layer.no_token_share is not None and call.no_token_share is not None:
+            layer.no_token_share[:, end - rows : end] = call.no_token_share
     return layers
 
 
