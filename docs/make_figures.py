@@ -21,6 +21,7 @@ from attnflow.paper import grammar
 from attnflow.show.terminal import print_explanation
 
 FOLDER = Path(__file__).parent / "pictures"
+SENTENCE = "the authors that the old man likes"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
     "--no-sandbox",
@@ -31,18 +32,14 @@ FLAGS = [
 ]
 
 
-def command(*arguments: str) -> None:
-    """Run attnflow as a user does."""
-    subprocess.run(
-        [sys.executable, "-m", "attnflow", *arguments],
-        cwd=FOLDER,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+def run_attnflow(*arguments: str) -> None:
+    """Run a command as a user does."""
+    command = [sys.executable, "-m", "attnflow", *arguments]
+    subprocess.run(command, cwd=FOLDER, check=True, stdout=subprocess.DEVNULL)
 
 
-def terminal() -> None:
-    """The demo, as the terminal shows it."""
+def draw_terminal() -> None:
+    """Draw the demo, as the terminal shows it."""
     console = Console(record=True, width=92, file=StringIO(), force_terminal=True)
     for text in DEMO:
         print_explanation(console, af.explain(text))
@@ -50,18 +47,20 @@ def terminal() -> None:
     console.save_svg(str(FOLDER / "demo.svg"), title="make demo")
 
 
-def lines() -> None:
-    """The pictures of docs/gallery.md that are made by lines of Python."""
-    found = af.explain("the authors that the old man likes")
-    graph = found.attention.graph()
-    figures.attention_graph(found.rollout, position=0).save(FOLDER / "graph.svg")
-    figures.flow_paths(af.max_flow(graph, source=(3, 0), target=(0, 2))).save(FOLDER / "paths.svg")
-    examples = [(each.text, each.label) for each in islice(grammar.sentences(), 300)]
-    figures.layer_curves(af.evaluate(af.load("verb-number"), examples)).save(FOLDER / "curves.svg")
+def draw_gallery() -> None:
+    """Draw the pictures of docs/gallery.md that are made by lines of Python."""
+    explanation = af.explain(SENTENCE)
+    graph = explanation.attention.graph()
+    figures.attention_graph(explanation.rollout, position=0).save(FOLDER / "graph.svg")
+    paths = af.max_flow(graph, source=(3, 0), target=(0, 2))
+    figures.flow_paths(paths).save(FOLDER / "paths.svg")
+    examples = [(example.text, example.label) for example in islice(grammar.sentences(), 300)]
+    report = af.evaluate(af.load("verb-number"), examples)
+    figures.layer_curves(report).save(FOLDER / "curves.svg")
 
 
-def vision() -> None:
-    """A vision model's patches over a picture: a seeded one, on a picture of two discs."""
+def draw_vision() -> None:
+    """Draw a vision model's patches over a picture: a seeded one, on a picture of two discs."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -83,12 +82,12 @@ def vision() -> None:
     figures.overlay(af.rollout(af.capture(model, pixels)), picture).save(FOLDER / "overlay.png")
 
 
-def page() -> None:
-    """The interactive page, light and dark, as a browser shows it."""
+def draw_page() -> None:
+    """Draw the interactive page, light and dark, as a browser shows it."""
     from playwright.sync_api import sync_playwright
 
     with TemporaryDirectory() as place, sync_playwright() as playwright:
-        file = af.explain("the authors that the old man likes").save(Path(place) / "page.html")
+        file = af.explain(SENTENCE).save(Path(place) / "page.html")
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         for scheme in ("light", "dark"):
             context = browser.new_context(
@@ -104,12 +103,12 @@ def page() -> None:
 def main() -> None:
     """Write docs/pictures."""
     FOLDER.mkdir(exist_ok=True)
-    terminal()
+    draw_terminal()
     for name in ("figure1", "figure2", "figure3"):
-        command("reproduce", name, "--out", f"{name}.svg")
-    lines()
-    vision()
-    page()
+        run_attnflow("reproduce", name, "--out", f"{name}.svg")
+    draw_gallery()
+    draw_vision()
+    draw_page()  # at the end: it alone needs a browser
 
 
 if __name__ == "__main__":

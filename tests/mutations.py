@@ -174,10 +174,11 @@ class Finder:
 def list_mutations(file: str, source: bytes, line: str = "") -> Iterator[Mutation]:
     """Every change of a file, or of one line, that is Python still, and another program."""
     tree = ast.parse(source)
+    same = ast.dump(tree)
     for start, end, after in Finder(source).walk(tree):
         mutation = Mutation(file, source, start, end, after)
         try:
-            changed = ast.dump(ast.parse(mutation.apply())) != ast.dump(tree)
+            changed = ast.dump(ast.parse(mutation.apply())) != same
         except SyntaxError:  # a parenthesis stood between
             continue
         if changed and line in ("", str(mutation.line)):

@@ -12,7 +12,8 @@ import transformers
 from PIL import Image
 
 import attnflow as af
-from attnflow.models.listening import listening
+from attnflow.capturing.assembly import assemble_pair
+from attnflow.models.listening import Call, listening
 from tests.families import DECODERS, ENCODERS, FAMILIES, PAIRS, VISION, build, word_tokenizer
 from tests.oracles import Floats
 
@@ -189,6 +190,24 @@ def test_long_inputs_are_captured_block_by_block(monkeypatch: pytest.MonkeyPatch
             patch.setattr(sys.modules["attnflow.models.weighing"], "BLOCK_SCORES", 100)
             pieces = af.capture(model, example(family), heads=None)
         assert np.abs(whole.weights - pieces.weights).max() < 1e-6
+
+
+def test_a_row_that_heads_leave_empty_looks_at_itself_in_the_graph() -> None:
+    """Also in cross-attention, where its own position is none of the keys."""
+    model = af.Model(build("bart"))
+    encoded = model.encode((IDS[:3], TARGET))
+    source, target = len(encoded.ids), len(encoded.decoder_ids)
+    shapes = {"encoder": (source, source), "decoder": (target, target)}
+    shapes["decoder.encoder_attn"] = (target, source)
+    calls = []
+    for name, (queries, keys) in shapes.items():
+        weights = np.full((1, 1, queries, keys), 1 / keys, np.float32)
+        weights[:, :, -1] = 0.0  # the last query's heads share no key
+        calls.append(Call(name, weights, None, None))
+    attention = assemble_pair(model, encoded, calls, 0, "min")
+    size = source + target
+    for layer, row in enumerate([source - 1, size - 1, size - 1]):
+        assert np.array_equal(attention.weights[layer, 0, row], np.eye(size)[row])
 
 
 def test_windows_and_sinks_are_kept() -> None:

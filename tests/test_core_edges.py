@@ -82,6 +82,60 @@ def test_one_bad_number_of_a_head_fusion_is_refused(bad: float) -> None:
         WORDS.graph(heads=fuse)
 
 
+def test_a_layer_that_is_larger_than_a_slab_is_worked_on_alone() -> None:
+    even = af.Attention(np.full((2, 300, 300), 1 / 300))  # a slab has 65,536 numbers
+    assert np.abs(even.graph(residual=0).edges - 1 / 300).max() < 1e-15
+
+
+@pytest.mark.parametrize(("off", "fits"), [(5e-3, True), (2e-2, False)])
+def test_rows_of_16_bits_may_be_off_by_a_hundredth(off: float, fits: bool) -> None:
+    weights = np.full((1, 4, 4), 0.25 * (1 + off), np.float16)
+    if fits:
+        assert np.abs(af.Attention(weights).graph().weights - 0.25).max() < 1e-15
+    else:
+        with pytest.raises(af.WeightsError, match=r"must sum to 1 within 0\.01; layer 1, query 0"):
+            af.Attention(weights)
+
+
+def test_all_that_an_attention_knows_is_saved_and_loaded(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"layer_names": list("abc"), "grid": (1, 5), "window": [5, None, 6]}
+    first = af.Attention(W, tokens=list("vwxyz"), **options)
+    second = af.Attention.load(first.save(tmp_path / "all.npz"))
+    for name in ("tokens", "causal", "window", "words", "fused", "layer_names", "grid"):
+        assert getattr(first, name) == getattr(second, name)
+    assert second.grid == (1, 5)
+    assert second.window == (5, None, 6)
+
+
+W = WORDS.weights
+BAD_FILES: list[tuple[Any, str]] = [
+    (lambda path: None, "no such file: "),
+    (lambda path: path.mkdir(), "is a folder; give an .npz or .npy file"),
+    (lambda path: path.write_bytes(b"some text"), "holds pickled objects or no array at all"),
+    (lambda path: np.savez(path, weights=np.array([{}])), "holds pickled objects or no array at"),
+    (lambda path: path.write_bytes(b"PK\x03\x04 cut"), "is damaged, cut off, or no array file"),
+    (lambda path: np.savez(path, a=W, b=W), "or one named 'weights'; it holds a, b"),
+    (lambda path: np.savez(path), "or one named 'weights'; it holds none"),
+    (lambda path: np.savez(path, weights=W, format=2), r"by a newer attnflow \(format 2\)"),
+    (lambda path: np.savez(path, weights=W, tokens=[list("abcde")]), "its tokens are no list"),
+    (lambda path: np.savez(path, weights=W, grid=[1]), "not a file of attention weights that"),
+    (
+        lambda path: np.savez(path, weights=W, token_bytes=[1], token_lengths=[2, -1]),
+        "its tokens do not have the lengths that it says",
+    ),
+]
+
+
+@pytest.mark.parametrize(("write", "message"), BAD_FILES)
+def test_a_bad_file_of_weights_is_an_error_of_one_line(
+    write: Any, message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "bad.npz")
+    with pytest.raises(af.FileError, match=message) as error:
+        af.Attention.load(tmp_path / "bad.npz")
+    assert "\n" not in str(error.value)
+
+
 # ---- groups -------------------------------------------------------------------------------------
 
 

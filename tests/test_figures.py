@@ -1,5 +1,6 @@
-"""The figures: files of every kind, artists that hold the right data, tokens that are only text, and what is refused."""
+"""The figures: files, artists that hold the right data, tokens that are only text, refusals."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from PIL import Image
 
 import attnflow as af
 from attnflow import figures
-from attnflow.analysis.evaluation import Scored
-from attnflow.show import drawing, figure_graphs, terminal
+from attnflow.analysis.report import ScoredExample
+from attnflow.show import colours, drawing, graph_parts, layout
 from attnflow.show.figures import Drawing
 from tests.oracles import attention
 
@@ -51,24 +52,25 @@ HOSTILE = (
 )
 
 
+EXPLAINED_MODEL = af.explain("the key", importance=())  # what is drawn of it is put in by tests
+
+
+def results_of(weights: Any, tokens: tuple[str, ...]) -> dict[str, af.TokenAttention]:
+    given = af.Attention(weights, tokens=tokens)
+    flows = af.flow(given, layers=range(1, given.depth + 1))
+    return {"raw": af.raw(given), "rollout": af.rollout(given), "flow": flows}
+
+
 def explained(
     tokens: tuple[str, ...] = TOKENS, weights: Any = WEIGHTS, position: int = 0
 ) -> af.Explanation:
-    given = af.Attention(weights, tokens=tokens)
-    flows = af.flow(given, layers=range(1, given.depth + 1))
-    marks = (False,) * len(tokens)
-    return af.Explanation(
-        "$x$ is text",
-        "m",
-        tokens,
-        marks,
-        position,
-        None,
-        given,
-        af.raw(given),
-        af.rollout(given),
-        flows,
-        {},
+    return replace(
+        EXPLAINED_MODEL,
+        text="$x$ is text",
+        tokens=tokens,
+        special=(False,) * len(tokens),
+        position=position,
+        results=results_of(weights, tokens),
     )
 
 
@@ -77,7 +79,7 @@ def report(
 ) -> af.Report:
     rng = np.random.default_rng(3)
     examples = tuple(
-        Scored(
+        ScoredExample(
             "t",
             "l",
             TOKENS,
@@ -139,7 +141,7 @@ def ends_of(lines: Any) -> list[tuple[int, int, int]]:
     return found
 
 
-# ---- files and manners ----------------------------------------------------------------------------------------------------------
+# ---- files and manners --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -161,8 +163,12 @@ def test_every_figure_is_written_as_png_svg_and_pdf(name: str, tmp_path: Path) -
 
 def test_every_public_figure_is_tested_and_has_an_example() -> None:
     assert set(figures.__all__) == {*FIGURES, "Drawing", "save"}
-    for name in FIGURES:
-        assert ">>>" in (getattr(figures, name).__doc__ or ""), name
+    for name in figures.__all__:
+        documented = inspect.getdoc(getattr(figures, name)) or ""
+        assert ">>>" in documented, name
+        _, _, parameters = documented.partition("Parameters\n----------\n")
+        named = re.findall(r"^(\w+)$", parameters, re.MULTILINE)
+        assert set(inspect.signature(getattr(figures, name)).parameters) <= set(named), name
 
 
 def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
@@ -231,7 +237,7 @@ def test_figures_with_panels_take_as_many_axes() -> None:
         figures.compare_graphs(EXPLAINED, axes=Figure().subplots(1, 2))
 
 
-# ---- graphs ---------------------------------------------------------------------------------------------------------------------
+# ---- graphs -------------------------------------------------------------------------------------
 
 
 def test_edges_show_the_values_by_width_and_opacity() -> None:
@@ -239,10 +245,12 @@ def test_edges_show_the_values_by_width_and_opacity() -> None:
     lines, largest = drawn.artists["edges"], ROLLOUT.values.max()
     edges = ends_of(lines)
     weights = np.array([ROLLOUT.at(query, layer)[key] for layer, query, key in edges])
-    assert np.allclose(lines.get_linewidths(), figure_graphs.thickness(SIZE) * weights / largest)
+    assert np.allclose(
+        lines.get_linewidths(), graph_parts.choose_thickness(SIZE) * weights / largest
+    )
     assert np.allclose(lines.get_colors()[:, 3], 0.04 + 0.96 * weights / largest)
     assert (np.diff(weights) >= 0).all()  # the strongest on top
-    assert len(edges) == len(set(edges)) == (ROLLOUT.values > drawing.FAINTEST * largest).sum()
+    assert len(edges) == len(set(edges)) == (ROLLOUT.values > graph_parts.FAINTEST * largest).sum()
     assert len(drawn.artists["front"].get_segments()) == 0
     assert len(drawn.artists["nodes"].get_offsets()) == (DEPTH + 1) * SIZE
     assert ticks(drawn.axes[0]) == ["[CLS]", "the", "keys", "ing", "are"]
@@ -257,7 +265,9 @@ def test_the_edges_of_the_chosen_node_are_in_front(layer: int | None) -> None:
     assert {query for _, query, _ in ends_of(front)} == {2}
     assert {each for each, _, _ in ends_of(front)} == ({1, 2, 3} if layer is None else {layer})
     assert not any(query == 2 and layer in (None, each) for each, query, _ in ends_of(behind))
-    assert matplotlib.colors.to_hex(front.get_colors()[0]) == drawing.COLOURS["rollout"].lower()
+    assert (
+        matplotlib.colors.to_hex(front.get_colors()[0]) == colours.METHOD_COLOURS["rollout"].lower()
+    )
 
 
 def test_layers_go_right_if_asked() -> None:
@@ -298,19 +308,19 @@ def test_a_graph_draws_the_layers_and_positions_that_there_are() -> None:
     } == {2}
     with pytest.raises(
         af.OptionError,
-        match=r"a graph needs neighbouring layers; this result has layers 3 down to layer 0: compute",
+        match=r"a graph needs neighbouring layers; this result has layers 3 down to layer 0:",
     ):
         figures.attention_graph(af.flow(GRAPH))
 
 
 def test_compared_graphs_share_one_scale() -> None:
     drawn = figures.compare_graphs(EXPLAINED, position=1, orientation="up")
-    largest = max(result.values.max() for result in EXPLAINED.methods.values())
-    for name, result in EXPLAINED.methods.items():
+    largest = max(result.values.max() for result in EXPLAINED.results.values())
+    for name, result in EXPLAINED.results.items():
         lines = drawn.artists[name]["edges"]
         weights = np.array([result.at(query, layer)[key] for layer, query, key in ends_of(lines)])
         assert np.allclose(
-            lines.get_linewidths(), figure_graphs.thickness(SIZE) * weights / largest
+            lines.get_linewidths(), graph_parts.choose_thickness(SIZE) * weights / largest
         )
         assert {query for _, query, _ in ends_of(drawn.artists[name]["front"])} == {1}
     assert [ax.get_title() for ax in drawn.axes] == [
@@ -330,7 +340,7 @@ def test_paths_carry_the_flow_and_the_cut_is_marked() -> None:
     shares = flows / best.edges.max()
     assert np.allclose(
         drawn.artists["edges"].get_linewidths(),
-        figure_graphs.thickness(SIZE) * (0.25 + 0.75 * shares),
+        graph_parts.choose_thickness(SIZE) * (0.25 + 0.75 * shares),
     )
     assert tuple(ends_of(drawn.artists["cut"])) == best.cut
     assert drawn.artists["ends"].get_offsets().tolist() == [[1, 3], [2, 1]]
@@ -342,7 +352,7 @@ def test_paths_carry_the_flow_and_the_cut_is_marked() -> None:
     assert together.artists["ends"].get_offsets().tolist() == [[1, 3], [2, 1], [0, 1]]
 
 
-# ---- maps -----------------------------------------------------------------------------------------------------------------------
+# ---- maps ---------------------------------------------------------------------------------------
 
 
 def test_a_heat_map_has_layers_down_and_tokens_across() -> None:
@@ -374,10 +384,10 @@ def test_compared_maps_have_one_scale_for_all(size: int) -> None:
     for name in af.METHODS:
         first, second = drawn.artists[name]
         assert np.allclose(
-            first.get_array(), [EXPLAINED.methods[name].at(4, layer) for layer in (1, 2, 3)]
+            first.get_array(), [EXPLAINED.results[name].at(4, layer) for layer in (1, 2, 3)]
         )
         assert np.allclose(
-            second.get_array(), [long.methods[name].at(3, layer) for layer in (1, 2)]
+            second.get_array(), [long.results[name].at(3, layer) for layer in (1, 2)]
         )
     limits = {image.get_clim() for name in af.METHODS for image in drawn.artists[name]}
     assert limits == {
@@ -398,7 +408,7 @@ def test_a_pronoun_has_its_probabilities_beside_its_references() -> None:
         [0.7, 0.3],
         [0.2, 0.8],
     ]
-    for name, result in EXPLAINED.methods.items():
+    for name, result in EXPLAINED.results.items():
         for image, pair in zip(drawn.artists[name], ([2, 4], [4, 1]), strict=True):
             assert np.allclose(
                 image.get_array(), [result.at(3, layer)[pair] for layer in (1, 2, 3)]
@@ -432,7 +442,7 @@ def test_curves_are_the_means_with_their_errors() -> None:
             edge = shade.get_paths()[0].vertices
             assert edge[edge[:, 0] == layer, 1].max() == pytest.approx(mean + half)
             assert edge[edge[:, 0] == layer, 1].min() == pytest.approx(mean - half)
-    lines = [drawn.artists["blank_out"][method][0] for method in found.results]
+    lines = [drawn.artists["blank_out"][method][0] for method in found.methods]
     assert (
         len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
     )
@@ -445,7 +455,7 @@ def test_curves_of_one_layer_and_of_a_scorer_without_layers() -> None:
         len({float(one.artists["blank_out"][method][0].get_xdata()[0]) for method in af.METHODS})
         == 3
     )  # side by side
-    mixed = report(methods=("raw", "mine_$x"))
+    mixed = replace(report(methods=("raw", "mine_$x")), scorers=("mine_$x",))
     for example in mixed.examples:
         example.scores["mine_$x"] = example.scores["mine_$x"][:1]
     line, _ = figures.layer_curves(mixed).artists["blank_out"]["mine_$x"]
@@ -453,7 +463,7 @@ def test_curves_of_one_layer_and_of_a_scorer_without_layers() -> None:
     assert len(set(line.get_ydata())) == 1
 
 
-# ---- pictures -------------------------------------------------------------------------------------------------------------------
+# ---- pictures -----------------------------------------------------------------------------------
 
 
 def test_patches_lie_over_the_picture_and_registers_are_named_below(tmp_path: Path) -> None:
@@ -536,11 +546,11 @@ def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
         figures.overlay(VISION, tmp_path)
 
 
-# ---- tokens are text ------------------------------------------------------------------------------------------------------------
+# ---- tokens are text ----------------------------------------------------------------------------
 
 
 def test_labels_are_short_and_readable() -> None:
-    shown = dict(zip(HOSTILE, drawing.labels(HOSTILE), strict=True))
+    shown = dict(zip(HOSTILE, layout.label_tokens(HOSTILE), strict=True))
     assert shown["</script><img src=x onerror=alert(1)>"] == "</script><img s…"
     assert shown["$x^2$"] == "$x^2$"
     assert shown["_"] == "_"
@@ -555,31 +565,37 @@ def test_labels_are_short_and_readable() -> None:
     assert shown["\u4e2d\u6587"] == "\\u4e2d\\u6587"  # what the font lacks
     assert shown["\u05e9\u05dc\u05d5\u05dd"] == "\u05e9\u05dc\u05d5\u05dd"
     assert shown["x" * 10_000] == "x" * 15 + "…"
-    assert all(len(text) <= drawing.LONGEST for text in shown.values())
-    assert drawing.labels(["\u4e2d" * 5]) == ["\\u4e2d\\u4e2d…"]  # an escape is never cut in two
+    assert all(len(text) <= layout.LABEL_LENGTH for text in shown.values())
+    assert layout.label_tokens(["\u4e2d" * 5]) == [
+        "\\u4e2d\\u4e2d…"
+    ]  # an escape is never cut in two
 
 
 def test_a_font_that_the_user_adds_draws_what_it_has() -> None:
     assert FontProperties().get_family() == ["sans-serif"]
     with matplotlib.rc_context({"font.family": ["cmr10"]}):
-        assert drawing.labels(["a\u05e9"]) == ["a\\u05e9"]
+        assert layout.label_tokens(["a\u05e9"]) == ["a\\u05e9"]
     with matplotlib.rc_context({"font.family": ["cmr10", "DejaVu Sans"]}):
-        assert drawing.labels(["a\u05e9"]) == ["a\u05e9"]
+        assert layout.label_tokens(["a\u05e9"]) == ["a\u05e9"]
 
 
 def test_hostile_tokens_are_only_text(tmp_path: Path) -> None:
     size = len(HOSTILE)
     weights = attention("flat", 2, size, np.random.default_rng(0))
     hostile = explained(HOSTILE, weights, position=1)
-    shown = {text for text in drawing.labels(HOSTILE) if text}
+    shown = {text for text in layout.label_tokens(HOSTILE) if text}
     prompt = af.PromptAttention(np.full((size, size, 1), 0.1), "rollout", HOSTILE, HOSTILE, (1,))
     drawings = {
-        "graph": figures.attention_graph(hostile.rollout, position=1),
-        "right": figures.attention_graph(hostile.rollout, position=0, orientation="right"),
-        "heat": figures.heatmap(hostile.rollout, 2),
+        "graph": figures.attention_graph(hostile.results["rollout"], position=1),
+        "right": figures.attention_graph(
+            hostile.results["rollout"], position=0, orientation="right"
+        ),
+        "heat": figures.heatmap(hostile.results["rollout"], 2),
         "maps": figures.compare_heatmaps(hostile),
         "story": figures.generation(prompt),
-        "paths": figures.flow_paths(af.max_flow(hostile.attention, source=(2, 0), target=(0, 2))),
+        "paths": figures.flow_paths(
+            af.max_flow(af.Attention(weights, tokens=HOSTILE), source=(2, 0), target=(0, 2))
+        ),
     }
     for name, drawn in drawings.items():
         for ending in ("png", "pdf"):
@@ -588,7 +604,7 @@ def test_hostile_tokens_are_only_text(tmp_path: Path) -> None:
         assert shown <= set(texts), name
         assert "<img" not in (tmp_path / f"{name}.svg").read_text()
         width, height = drawn.figure.get_size_inches()
-        assert width <= drawing.PAGE
+        assert width <= layout.PAGE
         assert height < 10
     bars = figures.pronoun(hostile, {"$x$": 0.5, "\u4e2d</text>": 0.5}, (0, 1))
     assert {"$x$", "\\u4e2d</text>", "$x$ is text"} <= set(
@@ -628,7 +644,7 @@ def test_labels_do_not_overlap(size: int, length: int) -> None:
         assert apart >= 0.95 * across, (turn, along)
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------------
+# ---- what is refused ----------------------------------------------------------------------------
 
 
 def test_results_of_another_shape_than_their_tokens() -> None:
@@ -640,11 +656,11 @@ def test_results_of_another_shape_than_their_tokens() -> None:
     ):
         with pytest.raises(
             af.OptionError,
-            match=r"must have shape \(3, 5, 4\), for 3 layers, 5 positions and 4 tokens; got \(3, 5, 5\)",
+            match=r"shape \(3, 5, 4\), for 3 layers, 5 positions and 4 tokens; got \(3, 5, 5\)",
         ):
             draw(fewer)
     with pytest.raises(af.OptionError, match="must have shape"):
-        figures.compare_graphs(replace(EXPLAINED, rollout=fewer))
+        figures.compare_graphs(replace(EXPLAINED, results={"mine": fewer}))
     with pytest.raises(
         af.OptionError, match="an explanation's results must have its 4 tokens; raw has 5"
     ):
@@ -740,9 +756,12 @@ def test_results_of_another_shape_than_their_tokens() -> None:
             lambda: figures.flow_paths(ROLLOUT),  # type: ignore[arg-type]
             "flow_paths draws what max_flow gives; got TokenAttention",
         ),
-        (lambda: figures.generation(ROLLOUT), "generation draws what generate gives"),  # type: ignore[arg-type]
         (
-            lambda: figures.save("figure", "figure.png"),
+            lambda: figures.generation(ROLLOUT),  # type: ignore[arg-type]
+            "generation draws what generate gives",
+        ),
+        (
+            lambda: figures.save("figure", "figure.png"),  # type: ignore[arg-type]
             "save takes a figure or what a drawing returned; got str",
         ),
     ],
@@ -771,17 +790,3 @@ def test_without_matplotlib_the_extra_is_named(name: str, monkeypatch: pytest.Mo
         af.MissingExtraError, match=r"figures need matplotlib: pip install 'attnflow\[figures\]'"
     ):
         FIGURES[name]()
-
-
-def test_terminal_page_and_figures_have_one_colour_scale() -> None:
-    from matplotlib import colormaps
-    from matplotlib.colors import to_rgb
-
-    script = (Path(af.__file__).parent / "show" / "page_assets" / "page.js").read_text()
-    (listed,) = re.findall(r"light: \[([^]]*)\]", script)
-    page = [f"#{colour}" for colour in re.findall("[0-9a-f]{6}", listed)]
-    for place, colour in enumerate(page):
-        np.testing.assert_allclose(
-            to_rgb(colour), colormaps[drawing.CMAP](place / (len(page) - 1))[:3], atol=0.01
-        )
-    assert {style.split(" on ")[1] for _, style in terminal.SHADES[1:]} <= set(page)

@@ -140,6 +140,7 @@ def explain(
         word_importance=by_word,
         notes=describe_results(results, reading.position),
         functions=functions,
+        source=replace(shown.source, target=next((each.target for each in scored.values()), None)),
     )
 
 
@@ -175,6 +176,7 @@ def explain_weights(
         importance={},
         notes=describe_results(results, position),
         functions=functions,
+        source=graph.source,
     )
 
 

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -55,6 +55,8 @@ class Explanation(Table):
         What is to be said of the explained position's results.
     functions
         The methods themselves, by name.
+    source
+        Where the numbers came from.
 
     >>> import attnflow as af
     >>> explanation = af.explain("the key to the cabinets", methods=["rollout"], importance=())
@@ -77,6 +79,7 @@ class Explanation(Table):
     word_importance: dict[str, Importance] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     functions: dict[str, Method] = field(default_factory=dict)
+    source: Source = field(default_factory=Source)
 
     @property
     def attention(self) -> Attention:
@@ -114,12 +117,6 @@ class Explanation(Table):
     def residual(self) -> float | None:
         """The weight of the residual connection; None if it is inside the edges."""
         return self.graph.residual
-
-    @property
-    def source(self) -> Source:
-        """Where the numbers came from."""
-        target = next((scored.target for scored in self.importance.values()), None)
-        return replace(self.graph.source, target=target)
 
     def _result(self, name: str) -> TokenAttention:
         if name not in self.results:

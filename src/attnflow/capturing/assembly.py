@@ -18,7 +18,7 @@ from attnflow.errors import CaptureError, WeightsError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import READS_AHEAD, name_part
 from attnflow.models.inputs import Encoded, Input, are_many, batches
-from attnflow.models.listening import Call, eager_calls, listening
+from attnflow.models.listening import Call, collect_eager_calls, listening
 from attnflow.models.model import BATCH_TOKENS, Model
 from attnflow.models.weighing import check_heads, fill_empty_rows
 
@@ -111,14 +111,14 @@ def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) ->
 
 
 @dataclass(frozen=True)
-class Run:
+class ForwardPass:
     """One forward pass: the attention of each input, and what the model gave back."""
 
     attentions: list[Attention]
     output: Any
 
 
-def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> Run:
+def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> ForwardPass:
     """Run the model once on a batch, and cut each input's attention out of the recorded calls."""
     import torch
 
@@ -131,11 +131,11 @@ def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> Run
             with listening(model.model, heads, model.depth or 1) as calls:
                 output = model.model(**arguments)
         else:
-            calls, output = eager_calls(model.model, arguments, heads)
+            calls, output = collect_eager_calls(model.model, arguments, heads)
     if not calls:
         raise CaptureError(f"{model.name} made no attention that could be captured: it has none")
     if model.is_encoder_decoder:
-        return Run(
+        return ForwardPass(
             [
                 assemble_pair(model, encoded, calls, place, heads)
                 for place, encoded in enumerate(inputs)
@@ -143,7 +143,7 @@ def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> Run
             output,
         )
     check_layers(model, calls)
-    return Run(
+    return ForwardPass(
         [
             assemble_stack(
                 model,

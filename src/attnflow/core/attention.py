@@ -1,8 +1,9 @@
 """`Attention`: the attention weights of one sequence as a model gave them, with its tokens."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,26 @@ from attnflow.core.graph import (
     Array,
     AttentionGraph,
     Floats,
+    check_mask,
+    check_residual,
     check_rows,
+    check_source,
     freeze,
     integers,
     layer_names_of,
-    masked,
+    make_graph,
+    make_room,
     names_of,
+    needs_copy,
     positions_of,
+    read_only,
     slabs,
     stack_layers,
     take_out,
     to_array,
     words_of,
 )
+from attnflow.core.provenance import Source
 from attnflow.errors import AttnFlowError, FileError, OptionError, WeightsError
 
 FUSIONS: dict[str, Callable[..., Array]] = {"mean": np.mean, "max": np.max, "min": np.min}
@@ -36,16 +44,42 @@ FORMAT = 1  # of the .npz file
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Attention:
-    """One sequence's attention weights: [layer, head, query, key], or fused already: [layer, query, key].
+    """One sequence's attention weights.
 
-    Takes numpy, torch (any device, with gradient, bfloat16), JAX and TensorFlow arrays, and the list of per-layer arrays
-    [batch=1, head, query, key] that a model returns. Rows must sum to 1; they are renormalised in float64.
+    Takes numpy, torch (any device, with gradient, bfloat16), JAX and TensorFlow arrays, and the
+    list of per-layer arrays that a model returns. Rows must sum to 1; they are renormalised in
+    float64. Weights of float32 stay float32, and all arrays are read-only.
 
-    tokens: one name a position. causal: no query sees a later key (found out when not given). window: a query sees only keys less than
-    so many positions away, one number for all layers or one (or None) a layer. words: the word that each token belongs to, by number.
-    fused: how heads were fused, where they were. sink: [layer, query], the share of attention that went to no token.
-    layer_names: what each layer is, where they are not simply a model's layers. grid: patches down and across, for images.
-    copy=False: the array given, if it is a numpy array of float32 or float64, becomes the Attention's own and is renormalised in place.
+    Parameters
+    ----------
+    weights
+        [layer, head, query, key]; [layer, query, key] if heads are fused already; or a list of
+        one array [batch=1, head, query, key] per layer.
+    tokens
+        One name per position.
+    causal
+        No query sees a later key; inferred if None.
+    window
+        A query sees only keys less than so many positions away: one number for all layers, or one
+        (or None) per layer.
+    words
+        The word that each token belongs to, by number.
+    fused
+        How heads were fused, where they were: "mean" if None and there is no axis of heads.
+    no_token_share
+        [layer, query]: the share of attention that went to no token, in models whose softmax has
+        an extra logit.
+    layer_names
+        What each layer is, where they are not simply a model's layers.
+    grid
+        Patches down and across, for images.
+    source
+        Where the weights came from, as a `Source`.
+    copy
+        False: the array given, if it is a numpy array of float32 or float64, becomes the
+        Attention's own and is renormalised in place.
+    sink
+        The old name of `no_token_share`.
 
     >>> attention = Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"])
     >>> attention
@@ -58,9 +92,10 @@ class Attention:
     window: tuple[int | None, ...]
     words: tuple[int | None, ...] | None
     fused: str | None
-    sink: Floats | None  # [layer, query]
+    no_token_share: Floats | None  # [layer, query]
     layer_names: tuple[str, ...] | None
     grid: tuple[int, int] | None
+    source: Source | None
 
     def __init__(
         self,
@@ -71,11 +106,20 @@ class Attention:
         window: int | Sequence[int | None] | None = None,
         words: Iterable[int | None] | None = None,
         fused: str | None = None,
-        sink: Any = None,
+        no_token_share: Any = None,
         layer_names: Iterable[str] | None = None,
         grid: tuple[int, int] | None = None,
+        source: Source | None = None,
         copy: bool = True,
+        sink: Any = None,
     ) -> None:
+        if sink is not None:
+            warnings.warn(
+                "Attention(sink=...) is now called no_token_share: a sink is a token",
+                FutureWarning,
+                stacklevel=2,
+            )
+            no_token_share = sink if no_token_share is None else no_token_share
         array, precision = stack_layers(weights)
         if fused is not None and not isinstance(fused, str):
             raise WeightsError(f"fused must say how heads were fused, as a string; got {fused!r}")
@@ -90,29 +134,33 @@ class Attention:
                 f"fused weights must have one head; got {array.shape[1]} with fused={fused!r}"
             )
         depth, size = array.shape[0], array.shape[-1]
-        checked, is_masked, windows = masked(
-            check_rows(array, precision, copy=copy or array is not weights), causal, window
-        )
-        if sink is not None:
-            sink = to_array(sink, "sink")[0].astype(np.float64)
-            if sink.shape != (depth, size):
-                raise WeightsError(
-                    f"sink must have shape [layer, query], here {(depth, size)}; got {sink.shape}"
-                )
-            if not ((sink >= 0) & (sink <= 1 + LEAK)).all():
-                raise WeightsError("sink must be shares from 0 to 1; some are not")
+        checked = check_rows(array, precision, copy=needs_copy(array, weights, copy))
+        causal, windows = check_mask(checked, "weights", causal, window, leak=LEAK)
+        if no_token_share is not None:
+            no_token_share = check_shares(no_token_share, (depth, size))
         freeze(
             self,
-            weights=checked.reshape(depth, -1, size, size),
+            weights=read_only(checked.reshape(depth, -1, size, size)),
             tokens=names_of(tokens, size, "tokens"),
-            causal=is_masked,
+            causal=causal,
             window=windows,
             words=words_of(words, size),
             fused=fused,
-            sink=sink,
+            no_token_share=no_token_share,
             layer_names=layer_names_of(layer_names, depth),
             grid=None if grid is None else (int(grid[0]), int(grid[1])),
+            source=check_source(source),
         )
+
+    @property
+    def sink(self) -> Floats | None:
+        """The old name of `no_token_share`."""
+        warnings.warn(
+            "Attention.sink is now called no_token_share: a sink is a token",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.no_token_share
 
     @property
     def depth(self) -> int:
@@ -153,25 +201,28 @@ class Attention:
         fused = self._fuse(heads)
         if top_head is not None:
             layer, head = self._top_head(top_head)
-            fused = np.concatenate(
-                [
-                    fused[: layer - 1],
-                    renormalise(self.weights[layer - 1, head].astype(np.float64))[None],
-                ]
-            )
-        return AttentionGraph(
+            top = self.weights[layer - 1, head].astype(fused.dtype)[None]
+            take_out(top, ())  # its rows sum to 1 in the precision of the others
+            fused = np.concatenate([fused[: layer - 1], top])
+        if gone:
+            fused = fused.copy() if np.may_share_memory(fused, self.weights) else fused
+            take_out(fused, gone)
+        depth, residual = len(fused), check_residual(residual)
+        return make_graph(
             weights=fused,
             residual=residual,
             tokens=self.tokens,
             causal=self.causal,
-            window=self.window[: len(fused)],
+            window=self.window[:depth],
             words=self.words,
             removed=gone,
-            layer_names=None if self.layer_names is None else self.layer_names[: len(fused)],
+            layer_names=None if self.layer_names is None else self.layer_names[:depth],
+            edge_name="attention",
+            source=replace(self.source or Source(), edges="attention", residual=residual),
         )
 
-    def _fuse(self, heads: str | int | Callable[..., Array]) -> Floats:
-        """[layer, query, key] in float64, rows sum to 1, slab by slab; a user's function has one layer at a time."""
+    def _fuse(self, heads: str | int | Callable[..., Array]) -> Array:
+        """[layer, query, key], rows sum to 1: of one head as it is, of several in float64."""
         if not isinstance(heads, str | int | np.integer | Callable):
             raise OptionError(f"heads must be a name, a head's number or a function; got {heads!r}")
         if self.fused is not None and heads not in (self.fused, "mean"):
@@ -186,21 +237,19 @@ class Attention:
         elif not callable(heads):
             (head,) = integers([heads], "heads")
             self._check_head(head)
-        fused = np.empty((self.depth, self.size, self.size))
-        for layers in slabs(self.weights):
-            part = self.weights[layers].astype(np.float64)  # [layer, head, query, key]
-            if isinstance(heads, str):
-                matrices = FUSIONS[heads](part, axis=1)
-            elif callable(heads):
-                matrices = np.stack(
-                    [
-                        fused_by(heads, layer, number)
-                        for number, layer in enumerate(part, start=layers.start + 1)
-                    ]
-                )
-            else:
-                matrices = part[:, head]
-            fused[layers] = renormalise(matrices)
+        if self.heads == 1 and not callable(heads):
+            return self.weights[:, 0]
+        if not isinstance(heads, str) and not callable(heads):
+            return np.ascontiguousarray(self.weights[:, head])
+        fused = make_room((self.depth, self.size, self.size), 8)
+        if isinstance(heads, str):
+            for layers, queries in slabs(self.weights):
+                part = self.weights[layers, :, queries].astype(np.float64)
+                fused[layers, queries] = FUSIONS[heads](part, axis=1)
+        else:
+            for number, layer in enumerate(self.weights, start=1):
+                fused[number - 1] = fused_by(heads, layer.astype(np.float64), number)
+        take_out(fused, ())  # rows sum to 1 again
         return fused
 
     def _top_head(self, top_head: tuple[int, int]) -> tuple[int, int]:
@@ -243,12 +292,14 @@ class Attention:
             arrays["words"] = np.array([-1 if word is None else word for word in self.words])
         if self.fused is not None:
             arrays["fused"] = np.array(self.fused)
-        if self.sink is not None:
-            arrays["sink"] = self.sink
+        if self.no_token_share is not None:
+            arrays["no_token_share"] = self.no_token_share
         if self.layer_names is not None:
             arrays["layer_names"] = np.array(self.layer_names)
         if self.grid is not None:
             arrays["grid"] = np.array(self.grid)
+        if self.source is not None:
+            arrays["source"] = np.array(self.source.to_json())
         return write_file(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
     @classmethod
@@ -281,11 +332,13 @@ class Attention:
                 else None,
                 words=[int(word) for word in arrays["words"]] if "words" in arrays else None,
                 fused=arrays["fused"].item() if "fused" in arrays else None,
-                sink=arrays.get("sink"),
+                # files of attnflow 0.2 and before call it "sink"
+                no_token_share=arrays.get("no_token_share", arrays.get("sink")),
                 layer_names=[str(name) for name in arrays["layer_names"]]
                 if "layer_names" in arrays
                 else None,
                 grid=tuple(arrays["grid"].tolist()) if "grid" in arrays else None,
+                source=Source.from_json(arrays["source"].item()) if "source" in arrays else None,
             )
         except (TypeError, ValueError, KeyError, OverflowError, IndexError) as error:
             if isinstance(error, AttnFlowError):
@@ -304,6 +357,18 @@ class Attention:
         return f"<Attention: {layers}, {heads}, {self.size} {'causal ' if self.causal else ''}positions>"
 
 
+def check_shares(shares: Any, shape: tuple[int, int]) -> Floats:
+    """no_token_share as float64, read-only; or an error."""
+    checked = to_array(shares, "no_token_share")[0].astype(np.float64)
+    if checked.shape != shape:
+        raise WeightsError(
+            f"no_token_share must have shape [layer, query], here {shape}; got {checked.shape}"
+        )
+    if not ((checked >= 0) & (checked <= 1 + LEAK)).all():
+        raise WeightsError("no_token_share must be shares from 0 to 1; some are not")
+    return read_only(checked)
+
+
 def fused_by(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats:
     """[query, key] of layer [head, query, key] by a function of the user's, or an error that names the layer's number."""
     try:
@@ -318,11 +383,6 @@ def fused_by(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats
             f" in layer {number} it gave shape {matrix.shape} for {layer.shape}"
         )
     return matrix
-
-
-def renormalise(matrix: Floats) -> Floats:
-    """Fused [..., query, key] with rows that sum to 1; a row with nothing left looks at itself."""
-    return take_out(matrix, ())
 
 
 def read_arrays(path: Path) -> dict[str, Array]:

@@ -7,18 +7,21 @@ The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual *
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.layers import Array as Array
+from attnflow.core.layers import Floats as Floats
+from attnflow.core.layers import Layers
+from attnflow.core.provenance import Source
 from attnflow.errors import OptionError, WeightsError
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
+Number = TypeVar("Number", bound=np.generic)
 
 RESIDUAL = 0.5
 ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by bytes a number
@@ -29,9 +32,7 @@ ROUNDING = {
 }  # ... and still be left as it is, so that what was saved loads bit for bit
 LARGE = 2**31  # beyond this no layer, head or position is numbered
 LEAK = 1e-6  # how much weight may stand where a mask says there is none
-SLAB = (
-    2**16
-)  # numbers of the layers that are worked on together: few layers of a long input, all of a short one
+SLAB = 2**16  # numbers worked on together: some rows of a long input, all layers of a short one
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -63,6 +64,16 @@ class AttentionGraph:
         Positions that are taken out.
     layer_names
         What each layer is, where they are not simply a model's layers.
+    edge_name
+        What an edge weighs; "attention" for weights, "given" for edges if None.
+    source
+        Where the weights came from; a `Source` that names no model if None.
+    copy
+        False: the array given, if it is a numpy array of float32 or float64, becomes the graph's
+        own and is renormalised in place.
+
+    Weights of float32 stay float32, in which rows sum to 1 only nearly; edges are float64, in
+    which they do. All arrays are read-only.
 
     >>> graph = AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]])
     >>> graph.edges[0].tolist()
@@ -71,7 +82,8 @@ class AttentionGraph:
     <AttentionGraph: 1 layer, 2 positions, residual inside>
     """
 
-    weights: Floats  # [layer, query, key]; the edges themselves where the residual is inside
+    # [layer, query, key] in float32 where that came in; the edges where the residual is inside
+    weights: Array
     residual: float | None  # None: inside the edges
     tokens: tuple[str, ...] | None
     causal: bool
@@ -79,6 +91,8 @@ class AttentionGraph:
     words: tuple[int | None, ...] | None
     removed: tuple[int, ...]
     layer_names: tuple[str, ...] | None
+    edge_name: str
+    source: Source
 
     def __init__(
         self,
@@ -92,15 +106,26 @@ class AttentionGraph:
         words: Iterable[int | None] | None = None,
         removed: Iterable[int] = (),
         layer_names: Iterable[str] | None = None,
+        edge_name: str | None = None,
+        source: Source | None = None,
+        copy: bool = True,
     ) -> None:
         inside = edges is not None
         if inside and weights is not None:
             raise OptionError("a graph is made of weights or of edges; got both: give one")
-        if inside and residual is not None:
+        if not inside:
+            residual = check_residual(RESIDUAL if residual is None else residual)
+        elif residual is not None:
             raise OptionError(
                 f"edges have the residual inside, so residual is not mixed in; got {residual!r}"
             )
-        array, precision = stack_layers(edges if inside else weights)
+        if not isinstance(edge_name, str | None):
+            raise OptionError(f"edge_name must be a string; got {edge_name!r}")
+        edge_name = edge_name or ("given" if inside else "attention")
+        if check_source(source) is None or not inside:
+            source = replace(source or Source(), edges=edge_name, residual=residual)
+        given = edges if inside else weights
+        array, precision = stack_layers(given)
         if array.ndim != 3:
             what = "edges" if inside else "weights"
             raise WeightsError(
@@ -108,24 +133,28 @@ class AttentionGraph:
             )
         depth, size, _ = array.shape
         gone = positions_of(removed, size, "removed")
+        copy = needs_copy(array, given, copy)
         if inside:
-            checked = check_edges(array)
-            is_masked, windows = check_mask(checked, causal, window)
+            checked = check_edges(array, precision, copy=copy)
+            causal, windows = check_mask(checked, "edges", causal, window, leak=0.0)
             checked[:, gone, :] = checked[:, :, gone] = 0.0
         else:
-            checked = check_rows(array, precision, skip=gone).astype(np.float64, copy=False)
-            checked, is_masked, windows = masked(checked, causal, window)
-            checked = take_out(checked, gone) if gone or precision < 8 else checked
+            checked = check_rows(array, precision, skip=gone, copy=copy)
+            causal, windows = check_mask(checked, "weights", causal, window, leak=LEAK)
+            if gone:
+                take_out(checked, gone)
         freeze(
             self,
-            weights=checked,
-            residual=None if inside else check_residual(RESIDUAL if residual is None else residual),
+            weights=read_only(checked),
+            residual=residual,
             tokens=names_of(tokens, size, "tokens"),
-            causal=is_masked,
+            causal=causal,
             window=windows,
             words=words_of(words, size),
             removed=gone,
             layer_names=layer_names_of(layer_names, depth),
+            edge_name=edge_name,
+            source=source,
         )
 
     @property
@@ -139,28 +168,56 @@ class AttentionGraph:
         return int(self.weights.shape[1])
 
     @property
-    def source(self):
-        from attnflow.core.provenance import Source
-        return Source(edges="attention", residual=self.residual)
-
-    @property
     def kept(self) -> tuple[int, ...]:
         """The positions that were not taken out."""
         return tuple(position for position in range(self.size) if position not in self.removed)
 
     @cached_property
-    def edges(self) -> Floats:
-        """[layer, query, key]: edges[l-1] leads from layer l to layer l-1.
-
-        Rows of weights with their residual sum to 1, those of removed positions to 0.
-        """
+    def edge_layers(self) -> Layers:
+        """The edges as they are held, for methods that take one layer after another."""
         if self.residual is None:
-            return self.weights
-        edges = (1 - self.residual) * self.weights
-        diagonal = np.arange(self.size)
-        edges[:, diagonal, diagonal] += self.residual
-        edges[:, self.removed, self.removed] = 0.0
-        return edges
+            return Layers.of_edges(self.weights)
+        diagonal = np.full(self.weights.shape[:2], self.residual)
+        diagonal[:, list(self.removed)] = 0.0
+        return Layers(self.weights, (1 - self.residual) * self._factors, diagonal)
+
+    @cached_property
+    def _factors(self) -> Floats:
+        """[layer, query]: what rows are multiplied by to sum to 1, which those of float64 do already."""
+        if self.residual is None or self.weights.dtype == np.float64:
+            return np.ones(self.weights.shape[:2])
+        sums: Floats = self.weights.sum(axis=-1, dtype=np.float64)
+        return np.divide(1.0, sums, out=np.ones_like(sums), where=sums > 0)
+
+    @cached_property
+    def largest_row_sum(self) -> float:
+        """The scale of the edges: the most that leaves any node, 1 if the residual is mixed in."""
+        return 1.0 if self.residual is not None else self.edge_layers.largest_row_sum()
+
+    @cached_property
+    def edges(self) -> Floats:
+        """[layer, query, key] in float64: edges[l-1] leads from layer l to layer l-1.
+
+        Rows of weights with their residual sum to 1, those of removed positions to 0. This is the
+        whole array, and it is kept; `layer_edges` makes one layer.
+        """
+        return read_only(np.stack(list(self.edge_layers)))
+
+    def layer_edges(self, number: int) -> Floats:
+        """[query, key]: the edges from layer `number` to the one below, in float64, a new array.
+
+        >>> AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]]).layer_edges(1).tolist()
+        [[0.75, 0.25], [0.5, 0.5]]
+        """
+        if not 1 <= number <= self.depth:
+            raise OptionError(f"a layer's number must be from 1 to {self.depth}; got {number!r}")
+        return self.edge_layers[number - 1]
+
+    def weight_rows(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:
+        """[layer, query, key]: rows of the weights in float64, in which they sum to 1."""
+        picked = np.ix_([layer - 1 for layer in layers], positions)
+        rows: Floats = self._factors[picked][..., None] * self.weights[picked]
+        return rows
 
     def uniform(self) -> "AttentionGraph":
         """The same graph for attention without preference, even over the keys that a query sees."""
@@ -169,23 +226,36 @@ class AttentionGraph:
                 "normalize='receptive_field' compares with even attention, and edges with the"
                 " residual inside are no attention; choose 'sum' or None"
             )
-        sees = np.stack([visible(self.size, self.causal, window) for window in self.window])
-        return AttentionGraph(
-            sees / sees.sum(axis=-1, keepdims=True),
-            residual=self.residual,
-            tokens=self.tokens,
-            causal=self.causal,
-            window=self.window,
-            words=self.words,
-            removed=self.removed,
-            layer_names=self.layer_names,
-        )
+        # rows of equal numbers are even in any precision, and sum to 1 once they are in float64
+        even: dict[int | None, Array] = {}
+        for window in self.window:
+            if window not in even:
+                even[window] = visible(self.size, self.causal, window).astype(np.float32)
+                take_out(even[window][None], self.removed)
+        layers = [even[window] for window in self.window]
+        same = np.broadcast_to(layers[0], (self.depth, self.size, self.size))
+        kept = {each.name: getattr(self, each.name) for each in fields(self)}
+        return make_graph(**kept | {"weights": same if len(even) == 1 else np.stack(layers)})
 
     def __repr__(self) -> str:
         layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
         kind = "causal " if self.causal else ""
         residual = "inside" if self.residual is None else f"{self.residual:g}"
         return f"<AttentionGraph: {layers}, {self.size} {kind}positions, residual {residual}>"
+
+
+def make_graph(*, weights: Array, **options: Any) -> AttentionGraph:
+    """A graph of weights [layer, query, key] that have been checked; they are not copied."""
+    graph = object.__new__(AttentionGraph)
+    freeze(graph, weights=read_only(weights), **options)
+    return graph
+
+
+def read_only(array: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    """The same array, which nobody can write to by this name."""
+    view = array.view()
+    view.setflags(write=False)
+    return view
 
 
 def freeze(instance: object, **fields: Any) -> None:
@@ -270,6 +340,16 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
     return array.astype(np.float64 if precision == 8 else np.float32, copy=False), precision
 
 
+def needs_copy(array: Array, given: Any, copy: bool) -> bool:
+    """Whether an array made of what was given must be copied before it is written to.
+
+    Not what was stacked just now, nor what its owner gave away by copy=False.
+    """
+    stacked = isinstance(given, list | tuple)
+    given_away = not copy and array is given and array.flags.writeable
+    return not (stacked or given_away) or not array.flags.c_contiguous
+
+
 def check_rows(
     weights: Array, precision: int, *, skip: Sequence[int] = (), copy: bool = True
 ) -> Array:
@@ -277,82 +357,66 @@ def check_rows(
 
     precision: the bytes a number had. Rows of the positions in `skip` are not looked at. copy=False: the array itself is renormalised.
     """
-    if weights.shape[-1] != weights.shape[-2]:
-        raise WeightsError(
-            f"each layer of the weights must be square, [query, key]; got shape {weights.shape}"
-        )
-    if weights.size == 0:
-        raise WeightsError(
-            f"weights are empty; got shape {weights.shape}: at least one layer, head and token are needed"
-        )
+    check_square(weights, "weights")
     checked = make_room(weights.shape, precision) if copy else weights
-    for layers in slabs(weights):
-        part = weights[layers].astype(np.float64, order="C")
-        bad = ~np.isfinite(part) | (part < 0)
-        if bad.any():
-            place = first_true(bad)
-            raise WeightsError(
-                f"weights must be finite and not negative; got {part[place]} at {where(weights, layers.start, place)}"
-            )
+    for layers, queries in slabs(weights):
+        part = weights[layers, ..., queries, :].astype(np.float64, order="C")
+        check_numbers(part, "weights", layers, queries)
         with np.errstate(over="ignore"):
             sums = part.sum(axis=-1, keepdims=True)
         distance = np.abs(sums - 1)
         off = distance[..., 0] > ROW_TOLERANCE[precision]
         if skip:
-            off[..., list(skip)] = False
+            off[..., np.isin(np.arange(weights.shape[-1])[queries], skip)] = False
         if off.any():
             place = first_true(off)
             raise WeightsError(
-                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {where(weights, layers.start, place)} sums to"
+                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {name_place(part, place, layers, queries)} sums to"
                 f" {sums[place][0]:.6g} (are these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
-        checked[layers] = np.divide(
+        checked[layers, ..., queries, :] = np.divide(
             part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision])
         )
     return checked
 
 
-def check_edges(edges: Array) -> Floats:
-    """edges [layer, query, key] as float64, a copy: finite and not negative, rows of any sum."""
-    if edges.shape[-1] != edges.shape[-2]:
-        raise WeightsError(
-            f"each layer of the edges must be square, [query, key]; got shape {edges.shape}"
-        )
-    if edges.size == 0:
-        raise WeightsError(f"edges are empty; got shape {edges.shape}")
-    checked = make_room(edges.shape, 8)
-    checked[...] = edges
-    bad = ~np.isfinite(checked) | (checked < 0)
-    if bad.any():
-        place = first_true(bad)
-        raise WeightsError(
-            f"edges must be finite and not negative; got {checked[place]} at"
-            f" {where(edges, 0, place)}"
-        )
-    with np.errstate(over="ignore"):
-        sums = checked.sum(axis=-1)
-    if not np.isfinite(sums).all():
-        place = first_true(~np.isfinite(sums))
-        raise WeightsError(
-            f"edges must have finite row sums; got {where(edges, 0, place)}: scale them"
-        )
+def check_edges(edges: Array, precision: int, *, copy: bool = True) -> Array:
+    """edges [layer, query, key]: finite and not negative, rows of any sum; or an error."""
+    check_square(edges, "edges")
+    checked = make_room(edges.shape, precision) if copy else edges
+    for layers, queries in slabs(edges):
+        part = edges[layers, queries].astype(np.float64)
+        check_numbers(part, "edges", layers, queries)
+        with np.errstate(over="ignore"):
+            sums = part.sum(axis=-1)
+        if not np.isfinite(sums).all():
+            place = name_place(part, first_true(~np.isfinite(sums)), layers, queries)
+            raise WeightsError(f"edges must have finite row sums; got {place}: scale them")
+        checked[layers, queries] = part
     return checked
 
 
-def check_mask(
-    edges: Floats, causal: bool | None, window: int | Sequence[int | None] | None
-) -> tuple[bool, tuple[int | None, ...]]:
-    """Whether edges [layer, query, key] are causal, and each layer's window; or an error."""
-    causal, windows = read_mask(edges, causal, window)
-    for number, each in enumerate(windows):
-        outside = np.where(visible(edges.shape[-1], causal, each), 0.0, edges[number])
-        if outside.any():
-            place = first_true(outside > 0)
-            raise WeightsError(
-                f"edges must be 0 where the mask hides a key (causal={causal}, window={each});"
-                f" got {outside[place]:.3g} at {where(edges, number, (0, *place))}"
-            )
-    return causal, windows
+def check_square(weights: Array, what: str) -> None:
+    """Refuse layers [..., query, key] of different numbers of queries and keys, or without any."""
+    if weights.shape[-1] != weights.shape[-2]:
+        raise WeightsError(
+            f"each layer of the {what} must be square, [query, key]; got shape {weights.shape}"
+        )
+    if weights.size == 0:
+        raise WeightsError(
+            f"{what} are empty; got shape {weights.shape}: at least one layer, head and token are needed"
+        )
+
+
+def check_numbers(part: Floats, what: str, layers: slice, queries: slice) -> None:
+    """Refuse what is not finite, or negative, in a slab."""
+    bad = ~np.isfinite(part) | (part < 0)
+    if bad.any():
+        place = first_true(bad)
+        raise WeightsError(
+            f"{what} must be finite and not negative; got {part[place]} at"
+            f" {name_place(part, place, layers, queries)}"
+        )
 
 
 def make_room(shape: tuple[int, ...], precision: int) -> Array:
@@ -367,26 +431,29 @@ def make_room(shape: tuple[int, ...], precision: int) -> Array:
         ) from error
 
 
-def slabs(weights: Array) -> Iterator[slice]:
-    """Some layers of weights [layer, ...] after others, as many together as SLAB allows, at least one."""
+def slabs(weights: Array) -> Iterator[tuple[slice, slice]]:
+    """Some layers and some queries of weights [layer, ..., query, key] after others.
+
+    As many together as SLAB allows: of a long input at least one row, of a short one many layers.
+    """
+    depth, size = len(weights), weights.shape[-2]
+    rows = max(1, SLAB // max(1, weights[0].size // size))
     step = max(1, SLAB // max(1, weights[0].size))
-    for start in range(0, len(weights), step):
-        yield slice(start, start + step)
+    for first in range(0, depth, step):
+        for start in range(0, size, rows):
+            yield slice(first, first + step), slice(start, start + rows)
 
 
 def first_true(flags: Array) -> tuple[int, ...]:
     return tuple(int(index) for index in np.argwhere(flags)[0])
 
 
-def where(weights: Array, first: int, place: tuple[int, ...]) -> str:
-    """Name a place in weights [layer, query, key] or [layer, head, query, key], from layer `first` on; last axes may be left out."""
-    axes = ["head", "query", "key"] if weights.ndim == 4 else ["query", "key"]
-    layer, *rest = place
+def name_place(part: Array, place: tuple[int, ...], layers: slice, queries: slice) -> str:
+    """Name a place of a slab [layer, query, key] or [layer, head, query, key]; the key may be left out."""
+    axes = ["layer", "head", "query", "key"] if part.ndim == 4 else ["layer", "query", "key"]
+    first = {"layer": layers.start + 1, "query": queries.start}
     return ", ".join(
-        [
-            f"layer {first + layer + 1}",
-            *(f"{axis} {index}" for axis, index in zip(axes, rest, strict=False)),
-        ]
+        f"{axis} {first.get(axis, 0) + index}" for axis, index in zip(axes, place, strict=False)
     )
 
 
@@ -396,6 +463,14 @@ def check_residual(residual: Any) -> float:
             f"residual must be a number from 0 up to, but not including, 1; got {residual!r} (0.5 is the paper's)"
         )
     return float(residual)
+
+
+def check_source(source: Any) -> Source | None:
+    if not isinstance(source, Source | None):
+        raise OptionError(
+            f"source must be a Source, which says where weights came from, or None; got {source!r}"
+        )
+    return source
 
 
 def names_of(names: Iterable[str] | None, size: int, what: str) -> tuple[str, ...] | None:
@@ -500,19 +575,35 @@ def windows_of(window: int | Sequence[int | None] | None, depth: int) -> tuple[i
     return tuple(None if each is None else int(each) for each in windows)
 
 
-def visible(size: int, causal: bool, window: int | None) -> npt.NDArray[np.bool_]:
-    """[query, key]: which keys a query of one layer may see."""
-    ahead = np.arange(size)[None, :] - np.arange(size)[:, None]  # key minus query
-    sees = ahead <= 0 if causal else np.ones((size, size), bool)
-    return sees if window is None else sees & (np.abs(ahead) < window)
+def visible(
+    size: int, causal: bool, window: int | None, queries: slice = slice(None)
+) -> npt.NDArray[np.bool_]:
+    """[query, key]: which keys the queries of one layer may see."""
+    keys = np.arange(size)
+    own = keys[queries, None]
+    sees = np.broadcast_to(keys <= own if causal else True, (len(own), size))
+    if window is not None:
+        sees = sees & (keys > own - window) & (keys < own + window)
+    return sees
 
 
-def masked(
-    weights: Array, causal: bool | None, window: int | Sequence[int | None] | None
-) -> tuple[Array, bool, tuple[int | None, ...]]:
-    """The weights [layer, ..., query, key] under their mask, whether they are causal, and each layer's window."""
+def check_mask(
+    weights: Array,
+    what: str,
+    causal: bool | None,
+    window: int | Sequence[int | None] | None,
+    *,
+    leak: float,
+) -> tuple[bool, tuple[int | None, ...]]:
+    """Whether weights [layer, ..., query, key] are causal, and each layer's window, or an error.
+
+    At most `leak` may stand where the mask hides a key; it is cleared in place.
+    """
+    inferred = causal is None
     causal, windows = read_mask(weights, causal, window)
-    return apply_mask(weights, causal, windows), causal, windows
+    if any(each is not None for each in windows) or (causal and not inferred):
+        apply_mask(weights, what, causal, windows, leak)
+    return causal, windows
 
 
 def read_mask(
@@ -531,41 +622,45 @@ def is_causal(weights: Array) -> bool:
     return size > 1 and not any(weights[..., query, query + 1 :].any() for query in range(size))
 
 
-def apply_mask(weights: Array, causal: bool, windows: Sequence[int | None]) -> Array:
-    """Check that weights [layer, ..., query, key] respect the mask, and clear in place what rounding left outside of it."""
-    if not causal and all(window is None for window in windows):
-        return weights
-    hidden_by = {window: ~visible(weights.shape[-1], causal, window) for window in set(windows)}
-    for number, window in enumerate(windows):
-        layer, hidden = weights[number], hidden_by[window]
-        outside = np.where(hidden, layer, layer.dtype.type(0))
-        if outside.max() > LEAK:
-            place = first_true(outside > LEAK)
-            raise WeightsError(
-                f"weights must be 0 where the mask hides a key (causal={causal}, window={window});"
-                f" got {outside[place]:.3g} at {where(weights, number, (0, *place))}"
-            )
-        if outside.any():
-            layer[...] = np.where(hidden, layer.dtype.type(0), layer)
-            sums = layer.sum(axis=-1, keepdims=True)
-            np.divide(layer, sums, out=layer, where=sums > 0)
-    return weights
+def apply_mask(
+    weights: Array, what: str, causal: bool, windows: Sequence[int | None], leak: float
+) -> None:
+    """Clear in place what rounding left of weights [layer, ..., query, key] outside of the mask."""
+    for _, queries in slabs(weights[:1]):
+        hidden_by = {
+            window: ~visible(weights.shape[-1], causal, window, queries) for window in set(windows)
+        }
+        for number, window in enumerate(windows):
+            rows, hidden = weights[number, ..., queries, :], hidden_by[window]
+            outside = np.where(hidden, rows, rows.dtype.type(0))
+            if outside.max() > leak:
+                place = first_true(outside > leak)
+                layers = slice(number, number + 1)
+                raise WeightsError(
+                    f"{what} must be 0 where the mask hides a key (causal={causal}, window={window});"
+                    f" got {outside[place]:.3g} at {name_place(rows[None], (0, *place), layers, queries)}"
+                )
+            if outside.any():
+                kept = np.where(hidden, 0.0, rows.astype(np.float64))
+                sums = kept.sum(axis=-1, keepdims=True)
+                rows[...] = np.divide(kept, sums, out=kept, where=sums > 0)
 
 
-def take_out(weights: Floats, positions: Sequence[int]) -> Floats:
-    """weights [..., query, key] without some positions, rows summing to 1 again; a row with nothing left looks at itself."""
-    weights = weights.copy()
+def take_out(weights: Array, positions: Sequence[int]) -> None:
+    """Clear some positions of weights [layer, query, key] in place, rows summing to 1 again; a row with nothing left looks at itself."""
     gone = list(positions)
-    if gone:
-        weights[..., gone] = 0.0
-    sums = weights.sum(axis=-1, keepdims=True)
-    left = sums > 0
-    weights = np.divide(weights, sums, out=weights, where=left)
-    if not left.all():
-        weights += np.where(left, 0.0, np.eye(weights.shape[-1]))
-    if gone:
-        weights[..., gone, :] = 0.0
-    return weights
+    own = np.arange(weights.shape[-1])
+    for layers, queries in slabs(weights):
+        part = weights[layers, queries].astype(np.float64)
+        part[..., gone] = 0.0
+        sums = part.sum(axis=-1, keepdims=True)
+        left = sums > 0
+        np.divide(part, sums, out=part, where=left)
+        if not left.all():
+            part += np.where(left, 0.0, own[queries, None] == own)
+        part[:, np.isin(own[queries], gone)] = 0.0
+        weights[layers, queries] = part
+
 
 
 def check_position(position, size):

@@ -19,6 +19,7 @@ from attnflow.core.groups import (
     refuse_removed,
     sum_groups,
 )
+from attnflow.core.layers import Layers
 from attnflow.core.results import LIMITS, TokenAttention
 from attnflow.core.single_flow import MaxFlow
 from attnflow.errors import OptionError, SaturationWarning
@@ -61,7 +62,7 @@ def raw(
     ask = Request.read(attention, "raw", layers, positions, 0, normalize, groups, every_layer=True)
 
     def compute(graph: AttentionGraph) -> Floats:
-        return ask.grouped(graph.weights[np.array(ask.layers) - 1][:, list(ask.positions)])
+        return ask.grouped(graph.weight_rows(ask.layers, ask.positions))
 
     return replace(ask.answer(compute), bottom=None)
 
@@ -96,28 +97,28 @@ def rollout(
         downwards = sum(layer - below for layer in ask.layers) * len(ask.positions)
         upwards = (max(ask.layers) - below) * size
         travel = roll_down if downwards < upwards else roll_up
-        return ask.grouped(
-            travel(
-                graph.edges[below:], [layer - below for layer in ask.layers], list(ask.positions)
-            )
-        )
+        layers = [layer - below for layer in ask.layers]
+        return ask.grouped(travel(graph.edge_layers[below:], layers, list(ask.positions)))
 
     return ask.answer(compute)
 
 
-def roll_down(edges: Floats, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-    """[layer, query, key]: the rows asked for, carried down together; edges [layer, query, key] from the bottom on."""
-    start = np.eye(edges.shape[1])[positions]  # [query, key]
-    rolled = np.empty((0, *start.shape))  # [layer, query, key]
+def roll_down(edges: Layers, layers: Sequence[int], positions: Sequence[int]) -> Floats:
+    """[layer, query, key]: the rows asked for, carried down together; edges from the bottom on."""
+    size = edges.shape[1]
+    start = np.zeros((len(positions), size))  # [query, key]
+    start[np.arange(len(positions)), positions] = 1.0
+    rolled = np.empty((0, size))  # [layer and query, key]
     for layer in range(max(layers), 0, -1):
-        joining = layers.count(layer)
-        rolled = np.concatenate([np.broadcast_to(start, (joining, *start.shape)), rolled])
-        rolled = rolled @ edges[layer - 1]
-    return rolled[np.argsort(np.argsort(layers, kind="stable"), kind="stable")]
+        rolled = np.concatenate([*[start] * layers.count(layer), rolled])
+        rolled = edges.carry_down(layer - 1, rolled)
+    order = np.argsort(np.argsort(layers, kind="stable"), kind="stable")
+    values: Floats = rolled.reshape(len(layers), len(positions), size)[order]
+    return values
 
 
-def roll_up(edges: Floats, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-    """[layer, query, key]: the same rows, from the product of all layers below; edges [layer, query, key] from the bottom on."""
+def roll_up(edges: Layers, layers: Sequence[int], positions: Sequence[int]) -> Floats:
+    """[layer, query, key]: the same rows, from the product of all layers below."""
     values = np.empty((len(layers), len(positions), edges.shape[2]))
     rolled = edges[0]
     for layer in range(1, max(layers) + 1):
@@ -153,7 +154,6 @@ def flow(
     array([1. , 0.5])
     """
     from attnflow.core.flows import flows_from, flows_of_all_layers
-    from attnflow.core.maxflow import find_scale
 
     ask = Request.read(
         attention, "flow", layers, positions, bottom, normalize, groups, every_layer=False
@@ -165,11 +165,11 @@ def flow(
     targets = None if ask.groups is None else [group.positions for group in ask.groups]
 
     def compute(graph: AttentionGraph) -> Floats:
-        below = graph.edges[ask.bottom :]
+        below = graph.edge_layers[ask.bottom :]
         positions = np.array(ask.positions)
         options: dict[str, Any] = {
             "groups": targets,
-            "scale": find_scale(graph.edges),
+            "scale": graph.largest_row_sum,
             "causal": graph.causal,
             "workers": workers,
         }
@@ -190,10 +190,11 @@ def flow(
 
     def find_limits(flows: Floats) -> Codes:
         """[layer, query, key]: what each flow equals, as places in LIMITS."""
-        edges = ask.graph.edges
-        leaving = edges.sum(axis=-1)[np.array(ask.layers) - 1][:, list(ask.positions), None]
-        entering = ask.grouped(edges[ask.bottom].sum(axis=0))  # [key]
-        near = SATURATED * find_scale(edges)
+        edges, positions = ask.graph.edge_layers, list(ask.positions)
+        rows = [edges.rows(layer - 1, positions) for layer in ask.layers]
+        leaving = np.stack(rows).sum(axis=-1, keepdims=True)  # [layer, query, 1]
+        entering = ask.grouped(edges.sum_columns(ask.bottom))  # [key]
+        near = SATURATED * ask.graph.largest_row_sum
         limits = np.full(flows.shape, LIMITS.index("between"), np.int8)
         limits[flows >= entering - near] = LIMITS.index("target")
         limits[flows >= leaving - near] = LIMITS.index("source")
@@ -221,7 +222,7 @@ def max_flow(
     >>> best.value, best.cut
     (0.5, ((1, 0, 1), (2, 0, 1)))
     """
-    from attnflow.core.maxflow import find_scale, one_flow
+    from attnflow.core.flows import one_flow
 
     graph = graph_of(attention)
     upper, (start,) = node_of(graph, source, "source")
@@ -230,14 +231,23 @@ def max_flow(
         raise OptionError(
             f"the source must be in a higher layer than the target; got {source=}, {target=}"
         )
-    edges = graph.edges[lower:upper]
-    value, on_edges, cut = one_flow(edges, start, ends, scale=find_scale(graph.edges))
+    edges = graph.edge_layers[lower:upper]
+    value, on_edges, cut = one_flow(edges, start, ends, scale=graph.largest_row_sum)
     places = tuple(
         (int(layer) + lower + 1, int(query), int(key)) for layer, query, key in np.argwhere(cut)
     )
     end = ends if is_several(target[1]) else ends[0]
-    capacity = float(edges[cut].sum())
-    return MaxFlow(value, (upper, start), (lower, end), on_edges, places, capacity, names(graph))
+    capacity = sum(float(layer[full].sum()) for layer, full in zip(edges, cut, strict=True))
+    return MaxFlow(
+        value,
+        (upper, start),
+        (lower, end),
+        on_edges,
+        places,
+        capacity,
+        names(graph),
+        provenance=replace(graph.source, method="max_flow"),
+    )
 
 
 METHODS: dict[str, Callable[..., TokenAttention]] = {"raw": raw, "rollout": rollout, "flow": flow}
@@ -348,6 +358,9 @@ class Request:
             limits=limits,
             window=self.graph.window,
             removed=self.graph.removed,
+            size=self.graph.size,
+            edges=self.graph.edge_name,
+            source=replace(self.graph.source, method=self.method),
         )
 
 

@@ -1,4 +1,4 @@
-"""Heat maps in HTML for notebooks, of what is no table: a matrix, and the weights of `Attention`."""
+"""Heat maps in HTML for notebooks: of a matrix, and of the weights of an `Attention`."""
 
 import html
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 VIEW_SIDE = 24  # rows and columns of a heat map in a notebook
 VIEW_NAME = 16  # characters of a token beside it
+UPRIGHT = "writing-mode:vertical-rl;transform:rotate(180deg);text-align:left;font-weight:normal"
 
 
 def attention_html(attention: "Attention") -> str:
@@ -61,11 +62,7 @@ def format_heat_map(
         colour = f"rgba(66,146,198,{share:.3f})"
         return f'<td title="{label}" style="background:{colour};min-width:1.2em"></td>'
 
-    names = "".join(
-        f'<th style="writing-mode:vertical-rl;transform:rotate(180deg);text-align:left;font-weight:normal">'
-        f"<bdi>{html.escape(name)}</bdi></th>"
-        for name in across
-    )
+    names = "".join(f'<th style="{UPRIGHT}"><bdi>{html.escape(name)}</bdi></th>' for name in across)
     lines = (
         f'<tr><th style="text-align:right;font-weight:normal"><bdi>{html.escape(name)}</bdi></th>'
         f"{''.join(format_one(row, column) for column in range(width))}</tr>"

@@ -26,8 +26,9 @@ from attnflow.corpus.folder import pack_shard, remove_leftovers, write_shard
 from attnflow.corpus.job import Functions, Job, import_functions
 from attnflow.corpus.manifest import ShardRecord
 from attnflow.corpus.rows import PendingShards, Row
-from attnflow.corpus.shard import compute_shard, model_fingerprint, one_thread
+from attnflow.corpus.shard import compute_shard, one_thread
 from attnflow.errors import AttnFlowError, FileError, OptionError
+from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.loading import load
 from attnflow.models.model import Model
 

@@ -30,8 +30,9 @@ from attnflow.corpus.local import FinishedShards
 from attnflow.corpus.manifest import Manifest, ShardRecord
 from attnflow.corpus.planning import list_versions
 from attnflow.corpus.rows import PendingShards, Row
-from attnflow.corpus.shard import compute_shard, model_fingerprint
+from attnflow.corpus.shard import compute_shard
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError
+from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.loading import BUNDLED, load
 from attnflow.models.model import Model
 

@@ -15,9 +15,9 @@ from attnflow.corpus.job import Job
 from attnflow.corpus.manifest import MOST_SHARDS, Manifest
 from attnflow.corpus.reading import read_shards
 from attnflow.corpus.rows import InputFiles, hash_file
-from attnflow.corpus.shard import model_fingerprint
 from attnflow.corpus.survey import survey_input
 from attnflow.errors import FileError, OptionError
+from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.model import Model
 
 LIBRARIES = ("attnflow", "torch", "transformers", "numpy", "pyarrow")  # they make the numbers

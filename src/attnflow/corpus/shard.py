@@ -5,11 +5,9 @@ alone: batches are made within a shard, never across. On processors of one kind 
 the last bit. Which rows are too large depends on the memory of the machine.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -171,9 +169,6 @@ def is_too_long(model: Model, text: str) -> bool:
 def describe_error(error: BaseException) -> str:
     """An error in one line."""
     return str(AttnFlowError(error)) or type(error).__name__
-
-
-# ---- the model ----------------------------------------------------------------------------------
 
 
 def observe(
@@ -353,29 +348,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def model_fingerprint(model: Model) -> str:
-    """SHA-256 over a model's configuration, vocabulary and weights, wherever it was loaded from."""
-    import torch
-
-    config = model.model.config
-    options = (
-        asdict(config)
-        if is_dataclass(config) and not isinstance(config, type)
-        else dict(config.to_dict())
-    )
-    for name in ("_name_or_path", "transformers_version"):
-        options.pop(name, None)
-    digest = hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode())
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    vocabulary = (
-        backend.to_str()
-        if backend is not None
-        else json.dumps(sorted(model.tokenizer.get_vocab().items()))
-    )
-    digest.update(vocabulary.encode("utf-8", "backslashreplace"))
-    for name, weight in sorted(model.model.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

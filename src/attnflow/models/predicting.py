@@ -154,7 +154,7 @@ def find_label(labels: dict[int, str], target: str) -> list[int]:
 
 
 def find_token(model: "Model", target: str) -> list[int]:
-    """The id of a token by its name in the vocabulary, or of a word within a text; empty if none."""
+    """The id of a token by its name, or of a word as it stands in a text; empty if none fits."""
     if model.task not in LANGUAGE or model.tokenizer is None:
         return []
     vocabulary = model.tokenizer.get_vocab()

@@ -1,49 +1,30 @@
-"""What all figures share: the paper they are drawn on, the text of tokens, the colours, and the files they are written to."""
+"""What every figure shares: matplotlib's settings, the `Drawing` it returns, files, and checks."""
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from math import ceil
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnflow.analysis.explanation import Explanation
 from attnflow.core.files import PICTURES, Writer, by_ending
-from attnflow.core.graph import Floats, integers
+from attnflow.core.graph import Floats
+from attnflow.core.provenance import Source, list_versions
 from attnflow.core.results import TokenAttention
-from attnflow.core.text import split_shown
-from attnflow.errors import FileError, MissingExtraError, OptionError
+from attnflow.errors import MissingExtraError, OptionError, printable
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
-    Numbers = npt.NDArray[Any]
-
-COLUMN, PAGE, WIDEST = (
-    3.3,
-    7.0,
-    21.0,
-)  # inches: a column of a paper, its page, and where growing ends
 FONT = 8.0  # points
-LABEL = 1.25 * FONT / 72  # inches from one label to the next that leave both legible
-LONGEST = 16  # characters of a token that are shown
-FAINTEST = 0.01  # of the strongest edge: what is weaker could not be seen, and is not drawn
-PATCH = re.compile(r"(\d+),(\d+)")
 DPI = 200
-# from Okabe and Ito's palette, told apart by every kind of eye, and by line and marker where there is no colour
-COLOURS = {"raw": "#0072B2", "rollout": "#E69F00", "flow": "#009E73"}
-OTHER_COLOURS = ("#CC79A7", "#56B4E9", "#000000", "#F0E442")
-MARKED = "#D55E00"
 TITLES = {"raw": "raw attention", "rollout": "attention rollout", "flow": "attention flow"}
-CMAP = "Blues"  # one hue, from white: it survives greyscale
 STYLE: Any = {
     "font.size": FONT,
     "axes.titlesize": FONT + 1,
@@ -65,8 +46,8 @@ STYLE: Any = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """matplotlib with attnflow's settings, for the time of one drawing; also a decorator."""
+def use_style() -> Iterator[None]:
+    """Set matplotlib to attnflow's settings, for the time of one drawing; also a decorator."""
     try:
         import matplotlib
     except ImportError as error:
@@ -79,82 +60,135 @@ def style() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """What was drawn: the figure, its axes, and the artists that hold the data, by name. It shows itself in a notebook."""
+    """What was drawn; a notebook shows it.
+
+    Parameters
+    ----------
+    figure
+        The whole matplotlib figure.
+    axes
+        The axes drawn into, one per panel.
+    artists
+        The artists that hold the data, by name.
+    source
+        Where the data came from, which saved files say too; None if unknown.
+
+    >>> from attnflow import figures, raw
+    >>> drawn = figures.heatmap(raw([[[0.5, 0.5], [1.0, 0.0]]]))
+    >>> drawn
+    <Drawing: map, bar>
+    >>> drawn.save("map.svg").name
+    'map.svg'
+    """
 
     figure: "Figure"
     axes: tuple["Axes", ...]
     artists: dict[str, Any]
+    source: str | None = None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .png, .svg or .pdf, by the ending of the name."""
-        return save(self.figure, path)
+        """Write .png, .svg or .pdf, by the ending of the name.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        """
+        return save(self, path)
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()
-        _write("png", self.figure, file)
+        _write("png", self.figure, self.source, file)
         return file.getvalue()
 
     def __repr__(self) -> str:
         return f"<Drawing: {', '.join(self.artists)}>"
 
 
-@style()
-def save(figure: Any, path: str | os.PathLike[str]) -> Path:
-    """Write a figure, or a `Drawing`, as .png, .svg or .pdf, by the ending of the name; the same figure gives the same bytes.
+@use_style()
+def save(figure: "Figure | Drawing", path: str | os.PathLike[str]) -> Path:
+    """Write a figure as .png, .svg or .pdf, by the ending of the name.
+
+    The same data drawn again gives the same bytes. The file of a `Drawing` with a `source` says it
+    in its metadata.
+
+    Parameters
+    ----------
+    figure
+        A `Drawing`, or a figure of matplotlib's.
+    path
+        The file to write.
 
     >>> from matplotlib.figure import Figure
     >>> save(Figure(), "empty.svg").name
     'empty.svg'
     """
-    figure = figure.figure if isinstance(figure, Drawing) else figure
-    if not hasattr(figure, "savefig"):
+    drawn = figure if isinstance(figure, Drawing) else Drawing(figure, (), {})
+    if not hasattr(drawn.figure, "savefig"):
         raise OptionError(
             f"save takes a figure or what a drawing returned; got {type(figure).__name__}"
         )
     writers: dict[str, Writer] = {
-        ending: partial(_write, ending[1:], figure) for ending in PICTURES
+        ending: partial(_write, ending[1:], drawn.figure, drawn.source) for ending in PICTURES
     }
     return by_ending(path, writers)
 
 
-@style()
-def _write(ending: str, figure: "Figure", file: IO[bytes]) -> None:
-    undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    figure.savefig(file, format=ending, dpi=DPI, metadata=undated.get(ending))
+@use_style()
+def _write(ending: str, figure: "Figure", source: str | None, file: IO[bytes]) -> None:
+    metadata = describe_file(ending, figure, source)
+    # what is laid out starts from where it stands: it is put back, or a second file would differ
+    before = [(ax, ax.get_position(original=True), ax.get_in_layout()) for ax in figure.axes]
+    try:
+        figure.savefig(file, format=ending, dpi=DPI, metadata=metadata)
+    finally:
+        for ax, place, in_layout in before:
+            ax.set_position(place)
+            ax.set_in_layout(in_layout)  # which setting a position ends
 
 
-# ---- paper ----------------------------------------------------------------------------------------------------------------------
+def describe_file(ending: str, figure: "Figure", source: str | None) -> dict[str, str | None]:
+    """The metadata of a file: never a date, and what is drawn and where it came from if known."""
+    import matplotlib
+
+    undated: dict[str, dict[str, str | None]] = {
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+    }
+    metadata = undated.get(ending, {})
+    if source is None:
+        return metadata
+    source = printable(source)
+    titles = [" ".join(ax.get_title().split()) for ax in figure.axes]
+    title = printable(", ".join(dict.fromkeys(text for text in titles if text)))
+    software = f"attnflow {list_versions()['attnflow']}, matplotlib {matplotlib.__version__}"
+    about = f"{title}; from {source}" if title else f"from {source}"
+    if ending == "pdf":
+        named = {"Title": title, "Subject": about, "Keywords": source, "Creator": software}
+    else:
+        named = {"Title": title, "Description": about, "Source": source}
+        named["Software" if ending == "png" else "Creator"] = software
+    return {**metadata, **named}
 
 
-def paper(width: float, height: float) -> "Figure":
-    """An empty figure, in inches, that belongs to no window and makes room for its labels by itself."""
+def describe_sources(results: Iterable[object]) -> str | None:
+    """Where results came from, each source once; None where none of them says it."""
+    # the source of a maximum flow is a node, and its provenance has that name
+    kept = (getattr(result, name, None) for result in results for name in ("source", "provenance"))
+    return "; ".join(dict.fromkeys(str(one) for one in kept if isinstance(one, Source))) or None
+
+
+# ---- figures and axes ---------------------------------------------------------------------------
+
+
+def make_figure(width: float, height: float) -> "Figure":
+    """An empty figure, in inches, of no window, which makes room for its labels by itself."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def width_for(tokens: int) -> float:
-    """A column while the labels of the tokens fit, then a page, then what they need."""
-    return (
-        COLUMN
-        if tokens <= 16
-        else PAGE
-        if tokens <= 40
-        else min(WIDEST, tokens * LABEL * 1.15 + 0.8)
-    )
-
-
-def label_room(tokens: Sequence[str]) -> float:
-    """Inches that the labels of tokens may take, turned or beside the axis."""
-    return text_width(labels(tokens)) + 0.1
-
-
-def map_height(layers: int, tokens: Sequence[str]) -> float:
-    """Inches of a heat map."""
-    return float(np.clip(layers * LABEL * 1.15, 0.6, 12.0)) + 0.4 + label_room(tokens)
-
-
-def figure_of(ax: "Axes") -> "Figure":
+def find_figure(ax: "Axes") -> "Figure":
     """The whole figure that axes stand in, also when they stand in a part of it."""
     figure: Any = ax.figure
     while figure is not figure.figure:
@@ -163,265 +197,92 @@ def figure_of(ax: "Axes") -> "Figure":
     return whole
 
 
-def given_axes(axes: Any, count: int) -> list["Axes"]:
+def check_axes(axes: Any, count: int) -> list["Axes"]:
     """The user's axes, if they are as many as the drawing has panels."""
-    found = list(np.ravel(np.asarray(axes, dtype=object)))
-    if len(found) != count or not all(hasattr(ax, "imshow") for ax in found):
-        kinds = ", ".join(sorted({type(ax).__name__ for ax in found}))
+    panels = list(np.ravel(np.asarray(axes, dtype=object)))
+    if len(panels) != count or not all(hasattr(ax, "imshow") for ax in panels):
+        kinds = ", ".join(sorted({type(ax).__name__ for ax in panels}))
         raise OptionError(
-            f"this drawing has {count} panel{'s' * (count > 1)}, one matplotlib Axes each; got {len(found)}: {kinds}"
+            f"this drawing has {count} panel{'s' * (count > 1)}, one matplotlib Axes each;"
+            f" got {len(panels)}: {kinds}"
         )
-    return found
+    return panels
 
 
-def method_title(method: str) -> str:
-    """The name of a method, for people."""
-    return TITLES.get(method, method)
+# ---- checks -------------------------------------------------------------------------------------
 
 
-# ---- the text of tokens ---------------------------------------------------------------------------------------------------------
-
-
-def labels(tokens: Iterable[str], longest: int = LONGEST) -> list[str]:
-    r"""Tokens as they are drawn: without the marks of tokenizers, escaped where the font has no glyph, shortened.
-
-    >>> labels(["Ġkey", "▁to", "##s", "Ċ", chr(0x200b), "x" * 10_000])
-    ['key', 'to', 's', '\\n', '\\u200b', 'xxxxxxxxxxxxxxx…']
-    """
-    drawable = glyphs()
-    return [label(token, drawable, longest) for token in tokens]
-
-
-def glyphs() -> set[int]:
-    """The characters that matplotlib's fonts, as the user has set them, can draw."""
-    import matplotlib
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    families = matplotlib.rcParams["font.family"]
-    return {
-        code
-        for family in families
-        for code in get_font(str(findfont(FontProperties(family=[family])))).get_charmap()
-    }
-
-
-def label(token: str, drawable: set[int], longest: int) -> str:
-    """One token as it is drawn."""
-    units = list(split_shown(str(token)))
-    shown = ""
-    for unit in units:
-        if not drawable.issuperset(map(ord, unit)):
-            unit = unit.encode("unicode_escape").decode()
-        if len(shown) + len(unit) > longest - (len(units) > longest):  # no escape is cut in two
-            return shown[: longest - 1] + "…"
-        shown += unit
-    return shown
-
-
-def token_ticks(
-    ax: "Axes", tokens: Sequence[str], *, along: str = "x", chosen: int | None = None
-) -> None:
-    """Name the places 0, 1, ... of an axis by tokens: turned where they are too wide, every few where they are too many, one in bold."""
-    names = labels(tokens)
-    room = room_of(ax, along, len(names))
-    step = max(1, ceil(LABEL / room - 0.35))
-    places = list(range(0, len(names), step))
-    if chosen is not None and 0 <= chosen < len(names) and chosen not in places:
-        places[min(len(places) - 1, round(chosen / step))] = (
-            chosen  # the explained one is always named
+def check_result(result: TokenAttention) -> None:
+    """Refuse what is no result, or has values of another shape than its names say."""
+    if not isinstance(result, TokenAttention):
+        raise OptionError(
+            "this figure draws a TokenAttention, which raw, rollout and flow give;"
+            f" got {type(result).__name__}"
         )
-    shown = [names[place] for place in places]
-    if along == "y":
-        ax.set_yticks(places, shown, parse_math=False)
-    else:
-        turn = (
-            0 if text_width(shown) + 0.06 < room * step else 45 if room * step > 1.5 * LABEL else 90
+    expected = (len(result.layers), len(result.positions), len(result.tokens))
+    meaning = f"{expected[0]} layers, {expected[1]} positions and {expected[2]} tokens"
+    check_shape("values [layer, query, key]", result.values, expected, meaning)
+
+
+def check_shape(what: str, values: Any, expected: tuple[int, ...], meaning: str) -> None:
+    """Refuse values of another shape, or that are not finite."""
+    if np.shape(values) != expected:
+        raise OptionError(
+            f"{what} must have shape {expected}, for {meaning}; got {np.shape(values)}:"
+            " tokens and values belong to another"
         )
-        turned: dict[str, Any] = {
-            "rotation": turn,
-            "ha": "right",
-            "va": "center" if turn == 90 else "top",
-            "rotation_mode": "anchor",
-        }
-        ax.set_xticks(places, shown, parse_math=False, **(turned if turn else {}))
-    ax.tick_params(axis="x" if along == "x" else "y", length=0, pad=3)
-    if chosen in places:
-        ticks = ax.get_xticklabels() if along == "x" else ax.get_yticklabels()
-        ticks[places.index(chosen)].set_fontweight("bold")
+    if not np.isfinite(values).all():
+        raise OptionError(f"{what} must be finite to be drawn; some are not")
 
 
-def layer_ticks(
-    ax: "Axes", places: Sequence[int], layers: Sequence[int], *, along: str = "y", ground: str = "0"
-) -> None:
-    """Number the layers along an axis, every few where they are too many; ground: what layer 0 is called."""
-    names = [str(layer) if layer else ground for layer in layers]
-    wide = LABEL if along == "y" else text_width(names) + 0.06
-    step = max(1, ceil(wide / room_of(ax, along, len(names)) - 0.35))
-    (ax.set_yticks if along == "y" else ax.set_xticks)(places[::step], names[::step])
-    ax.tick_params(axis="y" if along == "y" else "x", length=0, pad=3)
+def check_explanations(given: Any) -> list[Explanation]:
+    """One explanation or several, as a list; all with the same methods."""
+    several = [given] if isinstance(given, Explanation) else given
+    if not isinstance(several, Sequence) or not several:
+        several = [None]
+    if not all(isinstance(one, Explanation) for one in several):
+        raise OptionError(
+            f"this figure draws what explain gives, one or a list; got {type(given).__name__}"
+        )
+    names = [list(one.results) for one in several]
+    if not names[0] or any(other != names[0] for other in names):
+        listed = "; ".join(", ".join(map(str, other)) or "none" for other in names)
+        raise OptionError(
+            "explanations that are drawn together must hold the same methods, at least one;"
+            f" got {listed}: explain each with the same methods="
+        )
+    for one in several:
+        for name, result in one.results.items():
+            check_result(result)
+            if len(result.tokens) != len(one.tokens):
+                raise OptionError(
+                    f"an explanation's results must have its {len(one.tokens)} tokens;"
+                    f" {name} has {len(result.tokens)}"
+                )
+    return list(several)
 
 
-def room_of(ax: "Axes", along: str, count: int) -> float:
-    """Inches of an axis for each of so many labels."""
-    box = ax.get_window_extent()
-    return max(
-        1e-3, (box.width if along == "x" else box.height) / figure_of(ax).dpi / max(1, count)
-    )
+def check_scale(scale: float | None, *values: Floats) -> float:
+    """The value of the darkest colour, or of the widest edge: the largest one if None."""
+    if scale is None:
+        return find_largest(values)
+    numeric = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
+    if not numeric or not 0 < scale < float("inf"):
+        raise OptionError(
+            f"scale must be a number above 0, the value of the darkest colour; got {scale!r}"
+        )
+    return float(scale)
 
 
-def text_width(texts: Sequence[str]) -> float:
-    """Inches that the widest text takes."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import text_to_path
-
-    font = FontProperties(size=FONT)
-    return max(
-        (
-            text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
-            for text in texts
-            if text
-        ),
-        default=0.0,
-    )
-
-
-# ---- maps -----------------------------------------------------------------------------------------------------------------------
-
-
-def layer_map(
-    ax: "Axes",
-    values: Floats,
-    layers: Sequence[int],
-    columns: Sequence[str],
-    scale: float,
-    chosen: int | None,
-) -> "AxesImage":
-    """A heat map of values [row, column], from 0 to scale."""
-    image = ax.imshow(
-        values, cmap=CMAP, vmin=0.0, vmax=scale, aspect="auto", interpolation="nearest"
-    )
-    token_ticks(ax, columns, along="x", chosen=chosen)
-    layer_ticks(ax, range(len(layers)), layers)
-    return image
-
-
-def colour_bar(images: Sequence["AxesImage"], axes: Sequence["Axes"]) -> Any:
-    """The scale that maps share, at the right of their axes; pointed where some values lie beyond it."""
-    beyond = any((np.asarray(image.get_array()) > image.get_clim()[1]).any() for image in images)
-    extend: Any = "max" if beyond else "neither"
-    figure, boxes = figure_of(axes[0]), [ax.get_position() for ax in axes]
-    height = (max(box.y1 for box in boxes) - min(box.y0 for box in boxes)) * figure.get_figheight()
-    shape: Any = {
-        "fraction": 0.08,
-        "pad": 0.02,
-        "aspect": max(10.0, height / 0.11),
-        "extendfrac": min(0.06, 0.1 / height),
-    }
-    bar = figure.colorbar(images[0], ax=list(axes), extend=extend, label="token attention", **shape)
-    cast(Any, bar.outline).set_linewidth(0.4)
-    return bar
-
-
-def probability_bars(ax: "Axes", chances: Mapping[str, float], label: str) -> Any:
-    """A bar a word, with its probability above it."""
-    bars = ax.bar(range(len(chances)), list(chances.values()), color="0.45", width=0.6)
-    ax.bar_label(bars, fmt="%.2f", padding=1)
-    ax.set(ylim=(0, 1.12), yticks=[0, 0.5, 1], ylabel=label, xlim=(-0.6, len(chances) - 0.4))
-    ax.spines[["top", "right"]].set_visible(False)
-    token_ticks(ax, list(chances), along="x")
-    return bars
-
-
-def largest(arrays: Iterable[Floats]) -> float:
+def find_largest(arrays: Iterable[Floats]) -> float:
     """The top of a scale that holds all values; 1 if all are zero."""
     return max((float(array.max()) for array in arrays if array.size), default=0.0) or 1.0
 
 
-# ---- pictures -------------------------------------------------------------------------------------------------------------------
-
-
-def patches_of(tokens: Sequence[str], grid: tuple[int, int] | None) -> "Numbers":
-    """[down, across]: the key of each patch, from the tokens' names or from the grid."""
-    named = {
-        (int(match[1]), int(match[2])): key
-        for key, token in enumerate(tokens)
-        if (match := PATCH.fullmatch(token))
-    }
-    if named:
-        down, across = (max(place[axis] for place in named) + 1 for axis in (0, 1))
-        if len(named) != down * across or (grid is not None and tuple(grid) != (down, across)):
-            raise OptionError(
-                f"the tokens name {len(named)} patches of a grid of {down} x {across}; got grid={grid}"
-            )
-        return np.array([[named[row, column] for column in range(across)] for row in range(down)])
-    if grid is None:
-        raise OptionError(
-            "these tokens name no patches ('0,0', '0,1', ...); give grid=(down, across)"
-        )
-    sizes = integers(grid, "grid")
-    if len(sizes) != 2 or min(sizes) < 1 or sizes[0] * sizes[1] > len(tokens):
-        raise OptionError(
-            f"grid must be (down, across), at most {len(tokens)} patches, as many as there are tokens; got {grid}"
-        )
-    return np.arange(len(tokens) - sizes[0] * sizes[1], len(tokens)).reshape(sizes)
-
-
-def pixels_of(image: Any) -> "Numbers":
-    """[height, width] or [height, width, 3 or 4] of a PIL image, an array, or a file."""
-    if isinstance(image, str | os.PathLike):
-        from PIL import Image, ImageOps
-
-        try:
-            with Image.open(image) as opened:
-                image = ImageOps.exif_transpose(opened).convert(
-                    "RGB"
-                )  # as image processors read files
-        except FileNotFoundError as error:
-            raise FileError(f"no such file: {os.fspath(image)}") from error
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise FileError(f"cannot read {os.fspath(image)} as an image: {error}") from error
-    elif hasattr(image, "convert"):
-        image = image.convert("RGB")
-    pixels = np.asarray(image)
-    if (
-        pixels.dtype.kind not in "buif"
-        or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
-        or not pixels.size
-    ):
-        raise OptionError(
-            f"an image must have shape [height, width] or [height, width, 3]; got {pixels.shape} of {pixels.dtype}"
-        )
-    top = 1 if pixels.dtype.kind in "bf" else 255
-    if not (pixels >= 0).all() or not (pixels <= top).all():
-        raise OptionError(
-            "an image must hold floats from 0 to 1, or whole numbers from 0 to 255; give the picture before normalisation"
-        )
-    return pixels.astype(float) if pixels.dtype.kind == "b" else pixels
-
-
-# ---- checks ---------------------------------------------------------------------------------------------------------------------
-
-
-def check_result(result: TokenAttention) -> None:
-    """A result whose values have the shape that its names say."""
-    if not isinstance(result, TokenAttention):
-        raise OptionError(
-            f"this figure draws a TokenAttention, which raw, rollout and flow give; got {type(result).__name__}"
-        )
-    expected = (len(result.layers), len(result.positions), len(result.tokens))
-    check_shape(
-        "values [layer, query, key]",
-        result.values,
-        expected,
-        f"{expected[0]} layers, {expected[1]} positions and {expected[2]} tokens",
+def has_token_keys(result: TokenAttention) -> bool:
+    """Whether keys are positions, and not words."""
+    size = len(result.tokens)
+    return all(
+        position < size and result.tokens[position] == name
+        for position, name in zip(result.positions, result.queries, strict=True)
     )
-
-
-def check_shape(what: str, values: Any, expected: tuple[int, ...], means: str) -> None:
-    """Finite numbers of a shape."""
-    if np.shape(values) != expected:
-        raise OptionError(
-            f"{what} must have shape {expected}, for {means}; got {np.shape(values)}: tokens and values belong to another"
-        )
-    if not np.isfinite(values).all():
-        raise OptionError(f"{what} must be finite to be drawn; some are not")

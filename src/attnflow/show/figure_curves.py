@@ -1,0 +1,172 @@
+"""The figure that is curves: how well each method agrees with importance, layer by layer."""
+
+from collections.abc import Iterable, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from attnflow.analysis.report import Report
+from attnflow.core.graph import Floats
+from attnflow.errors import OptionError
+from attnflow.show.colours import Look, choose_look
+from attnflow.show.drawing import (
+    Drawing,
+    check_axes,
+    describe_sources,
+    find_figure,
+    use_style,
+)
+from attnflow.show.layout import (
+    COLUMN,
+    NAME_LENGTH,
+    PAGE,
+    choose_columns,
+    label_tokens,
+    make_panels,
+    measure_text,
+    set_title,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BANDS = {"error": "standard error", "std": "standard deviation"}
+LEGEND_ROW = 0.17  # inches of one row of the legend
+LEGEND_LENGTH = 36  # characters of a method's name
+
+
+class Curve(NamedTuple):
+    """What is drawn of one method, against one importance."""
+
+    layers: tuple[float, ...]
+    mean: Floats  # [layer]
+    spread: Floats  # [layer], half of the band
+
+
+@use_style()
+def layer_curves(
+    report: Report, *, band: str = "error", axes: "Axes | Iterable[Any] | None" = None
+) -> Drawing:
+    """Draw the rank correlation of each method with importance by layer, one panel per importance.
+
+    A scorer, which has no layers, is a level line.
+
+    Parameters
+    ----------
+    report
+        What `evaluate` returned, with any number of methods.
+    band
+        The shade around a mean: its standard error ("error"), or the standard deviation over
+        examples ("std").
+    axes
+        Axes to draw into, one per importance; a new figure if None.
+
+    Returns
+    -------
+    Drawing
+        Artists: by importance {method: (line, band)}.
+
+    >>> from attnflow import evaluate, load
+    >>> texts = ["the key to the cabinets", "the old keys"]
+    >>> report = evaluate(load("verb-number"), texts, against="blank_out")
+    >>> layer_curves(report).save("curves.pdf").name
+    'curves.pdf'
+    """
+    if not isinstance(report, Report):
+        raise OptionError(f"layer_curves draws what evaluate gives; got {type(report).__name__}")
+    if band not in BANDS:
+        raise OptionError(f"unknown band {band!r}; choose from {', '.join(BANDS)}")
+    curves = read_curves(report, band)
+    methods = list(dict.fromkeys(method for _, method in curves))
+    looks = {method: choose_look(method, methods) for method in methods}
+    count = len(report.against)
+    width = COLUMN if count == 1 else PAGE
+    names = label_tokens(methods, LEGEND_LENGTH)
+    per_row = choose_columns(len(names), int(width / (measure_text(names) + 0.65)))
+    own, columns = axes is None, choose_columns(count, 3)
+    if axes is None:
+        height = 2.2 * ceil(count / columns) + LEGEND_ROW * (ceil(len(names) / per_row) + 1)
+        axes = make_panels(count, columns, width, height, sharey=True)
+    panels = check_axes(axes, count)
+    artists: dict[str, Any] = {}
+    for ax, against in zip(panels, report.against, strict=True):
+        artists[against] = {
+            method: draw_curve(ax, curves[against, method], looks[method]) for method in methods
+        }
+        frame_curves(ax, report.layers)
+        set_title(ax, label_tokens([against.replace("_", " ")], NAME_LENGTH)[0])
+    for ax in panels[::columns] if own else panels[:1]:
+        ax.set_ylabel("Spearman correlation")
+    lines = [line for line, _ in artists[report.against[0]].values()]
+    owner: Any = find_figure(panels[0]) if own else panels[-1]
+    options: dict[str, Any] = {"frameon": False, "handlelength": 3.0}
+    if own:
+        options |= {"loc": "outside lower center", "ncols": per_row}
+    title = f"mean ± {BANDS[band]}, n = {len(report.examples)}"
+    legend = owner.legend(lines, [""] * len(lines), title=title, **options)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(text=name, parse_math=False)  # and not by legend, which hides a name with _ first
+    return Drawing(find_figure(panels[0]), tuple(panels), artists, describe_sources([report]))
+
+
+def read_curves(report: Report, band: str) -> dict[tuple[str, str], Curve]:
+    """The curve of each (importance, method), in the order of the report."""
+    table: dict[tuple[str, str], list[tuple[int | None, float, float]]] = {}
+    for against, method, layer, mean, deviation, examples, undefined in report.rows():
+        half = deviation / max(examples - undefined, 1) ** 0.5 if band == "error" else deviation
+        table.setdefault((against, method), []).append((layer, mean, half))
+    layered = list(dict.fromkeys(key[1] for key, rows in table.items() if rows[0][0] is not None))
+    return {
+        (against, method): place_curve(rows, report.layers, layered, method)
+        for (against, method), rows in table.items()
+    }
+
+
+def place_curve(
+    rows: Sequence[tuple[int | None, float, float]],
+    layers: Sequence[int],
+    layered: Sequence[str],
+    method: str,
+) -> Curve:
+    """Where the rows (layer, mean, half of the band) of one method stand.
+
+    layered: the methods that have layers; in a report of one layer they stand side by side, or
+    they would hide each other.
+    """
+    if rows[0][0] is None:  # a scorer: one number for all layers
+        (_, mean, half), *_ = rows
+        start, end = (min(layers), max(layers)) if layers else (1, 1)
+        margin = 0.0 if start < end else 0.5
+        level = np.full(2, mean), np.full(2, half)
+        return Curve((start - margin, end + margin), *level)
+    ordered = sorted(rows, key=lambda row: row[0] or 0)
+    places, means, halves = zip(*ordered, strict=True)
+    if len(layers) == 1:
+        step = min(0.1, 0.9 / len(layered))
+        places = (layers[0] + step * (layered.index(method) - (len(layered) - 1) / 2),)
+    return Curve(places, np.array(means), np.array(halves))
+
+
+def draw_curve(ax: "Axes", curve: Curve, look: Look) -> tuple[Any, Any]:
+    """The line of a curve, and its band: a shade, or the bar of a single point."""
+    layers, mean, half = curve
+    (line,) = ax.plot(
+        layers, mean, color=look.colour, marker=look.marker, ls=look.line, ms=4, lw=1.3
+    )
+    if len(layers) == 1:
+        return line, ax.errorbar(layers, mean, half, color=look.colour, capsize=3, ls="")
+    shade = ax.fill_between(
+        layers, mean - half, mean + half, color=look.colour, alpha=0.18, linewidth=0
+    )
+    return line, shade
+
+
+def frame_curves(ax: "Axes", layers: Sequence[int]) -> None:
+    """The axes around curves: zero, and the numbers of the layers, every few if they are many."""
+    ax.axhline(0, color="0.6", lw=0.6, zorder=0)
+    ax.set_xlabel("layer")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xticks(sorted(layers)[:: ceil(len(layers) / 12) or 1])
+    if len(layers) == 1:
+        ax.set_xlim(layers[0] - 0.5, layers[0] + 0.5)

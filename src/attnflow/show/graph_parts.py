@@ -1,0 +1,207 @@
+"""What figures of graphs are made of: nodes, edges as wide as their weights, and the frame."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnflow.core.graph import Array, Floats, integers
+from attnflow.core.groups import list_numbers
+from attnflow.core.results import TokenAttention
+from attnflow.errors import OptionError
+from attnflow.show.drawing import find_largest
+from attnflow.show.layout import (
+    COLUMN,
+    LABEL,
+    PAGE,
+    PANEL,
+    WIDEST,
+    choose_columns,
+    choose_width,
+    measure_labels,
+    set_layer_ticks,
+    set_token_ticks,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
+
+FAINTEST = 0.01  # of the strongest edge: what is weaker could not be seen, and is not drawn
+LEGIBLE = 40  # tokens up to which a graph shows all its edges
+STRONGEST = 400  # edges that it shows beyond
+
+
+def check_orientation(orientation: str) -> None:
+    """Refuse another direction than the two."""
+    if orientation not in ("up", "right"):
+        raise OptionError(
+            f"unknown orientation {orientation!r}; choose from up, right: where higher layers stand"
+        )
+
+
+def find_layers(result: TokenAttention, name: str = "this result") -> list[int]:
+    """The layers whose edges have nodes at both ends.
+
+    The layer below was computed too, or is the one that the result goes down to.
+    """
+    known = set(result.layers)
+    below = known | {result.bottom} if result.bottom is not None else {layer - 1 for layer in known}
+    kept = [layer for layer in sorted(known) if layer - 1 in below or layer + 1 in known]
+    if not kept:
+        raise OptionError(
+            f"a graph needs neighbouring layers; {name} has layers {list_numbers(result.layers)}"
+            f" down to layer {result.bottom}: compute them with"
+            f" layers=range({(result.bottom or 0) + 1}, {max(known) + 1})"
+        )
+    return kept
+
+
+def limit_edges(strongest: int | None, size: int) -> int | None:
+    """How many edges to draw; None for all."""
+    if strongest is None:
+        return None if size <= LEGIBLE else STRONGEST
+    (strongest,) = integers([strongest], "strongest")
+    if strongest < 1:
+        raise OptionError(f"strongest must be a whole number of edges, at least 1; got {strongest}")
+    return strongest
+
+
+def select_edges(
+    values: Floats,
+    layers: Sequence[int],
+    positions: Sequence[int],
+    count: int | None,
+    always: int | None = None,
+) -> tuple[Array, Floats, list[str]]:
+    """The strongest edges of values [layer, query, key], the weakest first.
+
+    (layer, query, key) [edge, 3], weight [edge], and notes where some are left out. always: a
+    position whose edges are all kept.
+    """
+    place, row, key = np.nonzero(values > FAINTEST * find_largest([values]))
+    edges = np.stack([np.asarray(layers, int)[place], np.asarray(positions, int)[row], key], axis=1)
+    weights = values[place, row, key]
+    order = np.argsort(weights, kind="stable")
+    if count is None or count >= len(edges):
+        return edges[order], weights[order], []
+    kept = np.zeros(len(edges), bool)
+    kept[order[-count:]] = True
+    if always is not None:
+        kept |= edges[:, 1] == always
+    if kept.all():
+        return edges[order], weights[order], []
+    note = f"strongest {count:,} of {np.count_nonzero(values):,} edges"
+    if always is not None:
+        note += f", and all of position {always}"
+    return edges[order[kept[order]]], weights[order[kept[order]]], [note]
+
+
+def place_node(orientation: str, layer: int, position: int) -> tuple[float, float]:
+    """Where a node stands."""
+    return (position, layer) if orientation == "up" else (layer, position)
+
+
+def draw_edges(
+    ax: "Axes",
+    edges: Array,
+    weights: Floats,
+    scale: float,
+    colour: str,
+    orientation: str,
+    *,
+    thickest: float,
+    thinnest: float = 0.0,
+    opacity: tuple[float, float],
+    zorder: int = 1,
+    **options: Any,
+) -> "LineCollection":
+    """Lines from (layer, query) to (layer-1, key), for edges [edge, 3].
+
+    Weights from 0 to scale are thinnest to thickest, in points, and opacity[0] to opacity[1].
+    """
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgba
+
+    share = np.minimum(weights / scale, 1.0)
+    colours = np.tile(to_rgba(colour), (len(edges), 1))
+    colours[:, 3] = opacity[0] + (opacity[1] - opacity[0]) * share
+    segments = [
+        [place_node(orientation, layer, query), place_node(orientation, layer - 1, key)]
+        for layer, query, key in edges.tolist()
+    ]
+    widths = thinnest + (thickest - thinnest) * share
+    lines = LineCollection(
+        segments, linewidths=widths, colors=colours, capstyle="butt", zorder=zorder, **options
+    )
+    ax.add_collection(lines)
+    return lines
+
+
+def choose_thickness(size: int) -> float:
+    """Points of the strongest edge's line: finer where tokens stand closer."""
+    return 2.6 if size <= 16 else 1.6
+
+
+def choose_graph_columns(count: int, depth: int, tokens: Sequence[str], orientation: str) -> int:
+    """How many of so many graphs stand side by side."""
+    panel = measure_panel(depth, tokens, orientation)
+    if orientation == "up":  # a page may grow by a part of a panel, rather than lose it
+        return choose_columns(count, int((PAGE - 0.6) / panel + 0.3))
+    _, height = measure_graphs(depth, tokens, orientation)
+    room = max(PAGE, 1.2 * height)  # tall graphs below each other would leave every page
+    return choose_columns(count, int((room - measure_labels(tokens) - 0.3) / panel))
+
+
+def measure_panel(depth: int, tokens: Sequence[str], orientation: str) -> float:
+    """Inches across that one graph needs, without the labels beside it."""
+    size = len(tokens)
+    if orientation == "up":
+        return max(PANEL, size * LABEL)
+    return max(PANEL, (0.11 if size <= 16 else 0.2) * depth + 0.4)  # steep edges need more room
+
+
+def measure_graphs(
+    depth: int, tokens: Sequence[str], orientation: str, *, rows: int = 1, columns: int = 1
+) -> tuple[float, float]:
+    """Inches, across and down, of a figure of graphs in rows."""
+    names, size = measure_labels(tokens), len(tokens)
+    panels = columns * measure_panel(depth, tokens, orientation)
+    if orientation == "up":
+        height = float(np.clip(3.0 / depth, 0.26, 0.6)) * depth + 0.5 + names
+        width = choose_width(size) if columns == 1 else max(PAGE, panels + 0.6)
+        return min(WIDEST, width), rows * height
+    needed = names + 0.3 + panels
+    width = COLUMN if needed <= COLUMN and columns == 1 else max(PAGE, needed)
+    return width, rows * min(WIDEST, max(1.6, size * LABEL * 1.25 + 0.6))
+
+
+def draw_frame(
+    ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orientation: str, position: int | None
+) -> Any:
+    """The nodes, the tokens at the input, and the numbers of the layers."""
+    rows = sorted({*layers, *(layer - 1 for layer in layers)})
+    nodes = np.array(
+        [place_node(orientation, row, place) for row in rows for place in range(len(tokens))],
+        dtype=float,
+    )
+    chosen = np.array([place == position for _ in rows for place in range(len(tokens))])
+    ends = ((rows[0] - 0.2, rows[-1] + 0.2), (-0.6, len(tokens) - 0.4))
+    along, across, ground = ("x", "y", "input") if orientation == "up" else ("y", "x", "0")
+    if orientation == "up":
+        ax.set(xlim=ends[1], ylim=ends[0], ylabel="layer")
+    else:
+        ax.set(xlim=ends[0], ylim=ends[1][::-1], xlabel="layer")
+    every = range(rows[0], rows[-1] + 1)
+    set_token_ticks(ax, tokens, along=along, chosen=position)
+    set_layer_ticks(ax, every, every, along=across, ground=ground)
+    ax.spines[:].set_visible(False)
+    dot = 9 if len(tokens) <= 16 else 4
+    return ax.scatter(
+        nodes[:, 0],
+        nodes[:, 1],
+        s=np.where(chosen, 1.8 * dot, dot),
+        c=np.where(chosen, "black", "0.35"),
+        linewidth=0,
+        zorder=3,
+    )

@@ -1,0 +1,239 @@
+"""Where things stand in a figure: sizes in inches, panels in rows, and the text that fits them."""
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from attnflow.core.graph import Floats
+from attnflow.core.text import split_shown
+from attnflow.show.colours import RAMP
+from attnflow.show.drawing import FONT, TITLES, find_figure, make_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+COLUMN, PAGE = 3.3, 7.0  # inches: a column of a paper, and its page
+WIDEST = 21.0  # inches: where a figure stops growing
+LABEL = 1.25 * FONT / 72  # inches from one label to the next that leave both legible
+PANEL = 1.25  # inches of the narrowest panel that has room for its title
+LABEL_LENGTH = 16  # characters of a token that are shown
+NAME_LENGTH = 100  # characters of the name of a method
+
+
+# ---- panels -------------------------------------------------------------------------------------
+
+
+def choose_width(tokens: int) -> float:
+    """A column while the labels of the tokens fit, then a page, then what they need."""
+    if tokens <= 40:
+        return COLUMN if tokens <= 16 else PAGE
+    return min(WIDEST, tokens * LABEL * 1.15 + 0.8)
+
+
+def choose_columns(count: int, fitting: int) -> int:
+    """How many of so many panels stand side by side, where so many fit.
+
+    Rows of one length look best, and are worth one row more.
+
+    >>> [choose_columns(count, 3) for count in (1, 2, 3, 4, 5, 6, 7)]
+    [1, 2, 3, 2, 3, 3, 3]
+    """
+    fitting = max(1, min(count, fitting))
+    rows = ceil(count / fitting)
+    even = max(columns for columns in range(1, fitting + 1) if count % columns == 0)
+    return even if count // even <= rows + 1 else ceil(count / rows)
+
+
+def make_panels(
+    count: int,
+    columns: int,
+    width: float,
+    height: float,
+    *,
+    blocks: int = 1,
+    sharey: bool = False,
+) -> list["Axes"]:
+    """The axes of a new figure: so many per block, in rows; each block starts a new row."""
+    rows = ceil(count / columns)
+    grid = make_figure(width, height).subplots(blocks * rows, columns, squeeze=False, sharey=sharey)
+    by_block = grid.reshape(blocks, rows * columns)
+    for ax in by_block[:, count:].flat:
+        ax.remove()
+    return list(by_block[:, :count].flat)
+
+
+def measure_room(ax: "Axes", along: str, count: int = 1) -> float:
+    """Inches of an axis for each of so many labels."""
+    box = ax.get_window_extent()
+    length = box.width if along == "x" else box.height
+    return float(max(1e-3, length / find_figure(ax).dpi / max(1, count)))
+
+
+def set_title(ax: "Axes", text: str, notes: Sequence[str] = ()) -> None:
+    """Write a title of at most two lines, as wide as the axes, and notes below it."""
+    room = 1.15 * measure_room(ax, "x")
+    lines = [wrap_text(text, room, most=2), *(wrap_text(note, room, most=4) for note in notes)]
+    ax.set_title("\n".join(lines), parse_math=False)
+
+
+def title_method(name: str) -> str:
+    """The name of a method, for people."""
+    return TITLES.get(name, label_tokens([name], NAME_LENGTH)[0])
+
+
+def wrap_text(text: str, width: float, *, most: int) -> str:
+    """A title in at most so many lines of a width in inches; longer ones are cut."""
+    needed = measure_text([text]) * (FONT + 1) / FONT
+    if needed <= width:
+        return text
+    characters = max(4, int(0.93 * width / needed * len(text)))
+    return "\n".join(textwrap.wrap(text, characters, max_lines=most, placeholder="…"))
+
+
+# ---- the text of tokens -------------------------------------------------------------------------
+
+
+def label_tokens(tokens: Iterable[str], longest: int = LABEL_LENGTH) -> list[str]:
+    r"""Tokens as they are drawn: shortened, escaped where the font has no glyph.
+
+    The marks of tokenizers are left out.
+
+    >>> label_tokens(["Ġkey", "▁to", "##s", "Ċ", chr(0x200b), "x" * 10_000])
+    ['key', 'to', 's', '\\n', '\\u200b', 'xxxxxxxxxxxxxxx…']
+    """
+    drawable = list_glyphs()
+    return [label_token(token, drawable, longest) for token in tokens]
+
+
+def list_glyphs() -> set[int]:
+    """The characters that matplotlib's fonts, as the user has set them, can draw."""
+    import matplotlib
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    families = matplotlib.rcParams["font.family"]
+    return {
+        code
+        for family in families
+        for code in get_font(str(findfont(FontProperties(family=[family])))).get_charmap()
+    }
+
+
+def label_token(token: str, drawable: set[int], longest: int) -> str:
+    """One token as it is drawn."""
+    units = list(split_shown(str(token)))
+    shown = ""
+    for unit in units:
+        if not drawable.issuperset(map(ord, unit)):
+            unit = unit.encode("unicode_escape").decode()
+        if len(shown) + len(unit) > longest - (len(units) > longest):  # no escape is cut in two
+            return shown[: longest - 1] + "…"
+        shown += unit
+    return shown
+
+
+def measure_text(texts: Sequence[str]) -> float:
+    """Inches that the widest text takes."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(size=FONT)
+    measure = text_to_path.get_text_width_height_descent
+    widths = (measure(text, font, ismath=False)[0] / 72 for text in texts if text)
+    return float(max(widths, default=0.0))
+
+
+def measure_labels(tokens: Sequence[str]) -> float:
+    """Inches that the labels of tokens may take, turned or beside the axis."""
+    return measure_text(label_tokens(tokens)) + 0.1
+
+
+def set_token_ticks(
+    ax: "Axes", tokens: Sequence[str], *, along: str = "x", chosen: int | None = None
+) -> None:
+    """Name the places 0, 1, ... of an axis by tokens, the chosen one in bold.
+
+    They are turned where they are too wide, and every few are named where they are too many.
+    """
+    names = label_tokens(tokens)
+    room = measure_room(ax, along, len(names))
+    step = max(1, ceil(LABEL / room - 0.35))
+    places = list(range(0, len(names), step))
+    if chosen is not None and 0 <= chosen < len(names) and chosen not in places:
+        places[min(len(places) - 1, round(chosen / step))] = chosen  # it is always named
+    shown = [names[place] for place in places]
+    if along == "y":
+        ax.set_yticks(places, shown, parse_math=False)
+    else:
+        turned: dict[str, Any] = {}
+        if measure_text(shown) + 0.06 >= room * step:
+            turn = 45 if room * step > 1.5 * LABEL else 90
+            turned = {"rotation": turn, "ha": "right", "rotation_mode": "anchor"}
+            turned["va"] = "center" if turn == 90 else "top"
+        ax.set_xticks(places, shown, parse_math=False, **turned)
+    ax.tick_params(axis="x" if along == "x" else "y", length=0, pad=3)
+    if chosen in places:
+        ticks = ax.get_xticklabels() if along == "x" else ax.get_yticklabels()
+        ticks[places.index(chosen)].set_fontweight("bold")
+
+
+def set_layer_ticks(
+    ax: "Axes", places: Sequence[int], layers: Sequence[int], *, along: str = "y", ground: str = "0"
+) -> None:
+    """Number the layers along an axis, every few where they are too many.
+
+    ground: what layer 0 is called.
+    """
+    names = [str(layer) if layer else ground for layer in layers]
+    wide = LABEL if along == "y" else measure_text(names) + 0.06
+    step = max(1, ceil(wide / measure_room(ax, along, len(names)) - 0.35))
+    (ax.set_yticks if along == "y" else ax.set_xticks)(places[::step], names[::step])
+    ax.tick_params(axis="y" if along == "y" else "x", length=0, pad=3)
+
+
+# ---- heat maps ----------------------------------------------------------------------------------
+
+
+def measure_map(layers: int, tokens: Sequence[str]) -> float:
+    """Inches of the height of a heat map."""
+    return float(np.clip(layers * LABEL * 1.15, 0.6, 12.0)) + 0.4 + measure_labels(tokens)
+
+
+def draw_map(
+    ax: "Axes",
+    values: Floats,
+    layers: Sequence[int],
+    columns: Sequence[str],
+    scale: float,
+    chosen: int | None,
+) -> "AxesImage":
+    """A heat map of values [row, column], from 0 to scale."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ramp = LinearSegmentedColormap.from_list("attnflow", RAMP)
+    image = ax.imshow(
+        values, cmap=ramp, vmin=0.0, vmax=scale, aspect="auto", interpolation="nearest"
+    )
+    set_token_ticks(ax, columns, along="x", chosen=chosen)
+    set_layer_ticks(ax, range(len(layers)), layers)
+    return image
+
+
+def add_colour_bar(images: Sequence["AxesImage"], axes: Sequence["Axes"]) -> Any:
+    """The scale that maps share, at the right of their axes; pointed where values lie beyond it."""
+    beyond = any((np.asarray(image.get_array()) > image.get_clim()[1]).any() for image in images)
+    extend: Any = "max" if beyond else "neither"
+    figure, boxes = find_figure(axes[0]), [ax.get_position() for ax in axes]
+    height = (max(box.y1 for box in boxes) - min(box.y0 for box in boxes)) * figure.get_figheight()
+    shape: Any = {
+        "fraction": 0.08,
+        "pad": 0.02,
+        "aspect": max(10.0, height / 0.11),
+        "extendfrac": min(0.06, 0.1 / height),
+    }
+    bar = figure.colorbar(images[0], ax=list(axes), extend=extend, label="token attention", **shape)
+    cast(Any, bar.outline).set_linewidth(0.4)
+    return bar
