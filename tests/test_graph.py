@@ -88,6 +88,13 @@ def test_integers_and_booleans_are_weights_too() -> None:
     assert af.Attention(np.eye(3, dtype=int)[None]).graph().edges.tolist() == [np.eye(3).tolist()]
 
 
+def test_layers_of_different_precisions_are_all_of_the_lowest() -> None:
+    mixed = [WEIGHTS[0, 0], (WEIGHTS[1, 0] * (1 + 9e-7)).astype(np.float32), WEIGHTS[2, 0]]
+    graph = af.Attention(mixed).graph(residual=0.0)
+    assert graph.weights.dtype == np.float32
+    assert np.abs(graph.edges.sum(axis=-1) - 1).max() < 1e-14
+
+
 def test_what_was_given_is_not_changed() -> None:
     mine = heads().astype(np.float32)
     before = mine.copy()

@@ -1,4 +1,4 @@
-"""Arrays that enter: of any library, in any precision, checked and renormalised a slab at a time."""
+"""Arrays that enter: of any library and precision, checked and renormalised a slab at a time."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,50 +24,66 @@ NO_WEIGHTS = (
 
 
 def stack_layers(weights: Any) -> tuple[Array, int]:
-    """One array [layer, head, query, key] or [layer, query, key], and the bytes per number it had."""
+    """One array [layer, head, query, key] or [layer, query, key], and its bytes per number."""
+    layers, precision = read_layers(weights)
+    if not isinstance(layers, list):
+        several = layers.ndim == 5
+        return np.stack(
+            [pick_sequence(layer) for layer in layers]
+        ) if several else layers, precision
+    layers = [pick_sequence(layer) if layer.ndim == 4 else layer for layer in layers]
+    check_shapes(layers)
+    # layers of different precisions are all of the lowest
+    return np.stack(layers, dtype=np.float64 if precision == 8 else np.float32), precision
+
+
+def read_layers(weights: Any) -> tuple[Array | list[Array], int]:
+    """One array, or one per layer if they came so, and the fewest bytes per number they had."""
     if weights is None or (isinstance(weights, list | tuple) and not weights):
         raise WeightsError(f"weights are empty: {NO_WEIGHTS}")
-    if isinstance(weights, list | tuple) and any(
+    if not isinstance(weights, list | tuple) or not any(
         hasattr(layer, "shape") or layer is None for layer in weights
     ):
-        layers, precision = [], 8
-        for number, layer in enumerate(weights, start=1):
-            if layer is None:
-                raise WeightsError(f"layer {number} is None: {NO_WEIGHTS}")
-            array, its_precision = to_array(layer, f"layer {number}")
-            layers.append(pick_sequence(array) if array.ndim == 4 else array)
-            precision = min(precision, its_precision)
-        shapes = {layer.shape for layer in layers}
-        if len(shapes) > 1:
-            raise WeightsError(
-                f"all layers must have the same shape; got {', '.join(str(shape) for shape in sorted(shapes))}"
-            )
-        return np.stack(layers), precision
-    array, precision = to_array(weights, "weights")
-    if array.ndim == 5:
-        array = np.stack([pick_sequence(layer) for layer in array])
-    return array, precision
+        return to_array(weights, "weights")
+    layers, precision = [], 8
+    for number, layer in enumerate(weights, start=1):
+        if layer is None:
+            raise WeightsError(f"layer {number} is None: {NO_WEIGHTS}")
+        array, its_precision = to_array(layer, f"layer {number}")
+        layers.append(array)
+        precision = min(precision, its_precision)
+    return layers, precision
+
+
+def check_shapes(layers: Sequence[Array]) -> None:
+    """Refuse layers of different shapes."""
+    shapes = sorted({layer.shape for layer in layers})
+    if len(shapes) > 1:
+        raise WeightsError(
+            f"all layers must have the same shape; got {', '.join(map(str, shapes))}"
+        )
 
 
 def pick_sequence(layer: Array) -> Array:
     """[head, query, key] from a layer's [batch=1, head, query, key]."""
     if layer.shape[0] != 1:
         raise WeightsError(
-            f"each layer must be of one sequence, [batch=1, head, query, key]; got shape {layer.shape}: pick one"
+            "each layer must be of one sequence, [batch=1, head, query, key]; got shape"
+            f" {layer.shape}: pick one, or use Attention.from_batch"
         )
     return layer[0]  # type: ignore[no-any-return]
 
 
 def to_array(value: Any, name: str) -> tuple[Array, int]:
-    """A numpy array of float32 or float64 from any library's array, and the bytes per number it had."""
+    """A numpy array of float32 or float64 of any library's array, and its bytes per number."""
     if isinstance(value, np.ma.MaskedArray):
         raise WeightsError(
-            f"{name} must not be a masked array, whose mask would be lost; fill it first: array.filled(0)"
+            f"{name} must not be a masked array, whose mask would be lost; fill it first:"
+            " array.filled(0)"
         )
     try:
-        if hasattr(
-            value, "detach"
-        ):  # torch: on any device, with or without gradient, and numpy knows no bfloat16
+        # torch: on any device, with or without gradient, and numpy knows no bfloat16
+        if hasattr(value, "detach"):
             value = value.detach().cpu()
             if value.dtype.is_floating_point and value.element_size() <= 2:
                 return value.float().numpy(), 2
@@ -81,7 +97,8 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WeightsError(
-            f"{name} must be one array of numbers, its parts of one shape; got {type(value).__name__}: {error}"
+            f"{name} must be one array of numbers, its parts of one shape;"
+            f" got {type(value).__name__}: {error}"
         ) from error
     if array.dtype.name == "bfloat16":
         return array.astype(np.float32), 2
@@ -144,8 +161,9 @@ def check_rows(
         if off.any():
             place = find_first(off)
             raise WeightsError(
-                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g}; {name_place(part, place, layers, queries)} sums to"
-                f" {sums[place][0]:.6g} (are these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
+                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g};"
+                f" {name_place(part, place, layers, queries)} sums to {sums[place][0]:.6g} (are"
+                " these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
         checked[layers, ..., queries, :] = np.divide(
             part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision])
@@ -177,7 +195,8 @@ def check_square(weights: Array, what: str) -> None:
         )
     if weights.size == 0:
         raise WeightsError(
-            f"{what} are empty; got shape {weights.shape}: at least one layer, head and token are needed"
+            f"{what} are empty; got shape {weights.shape}: at least one layer, head and token are"
+            " needed"
         )
 
 
