@@ -197,7 +197,7 @@ def generate_batch(
     chosen = output.sequences[:, longest:]
     probabilities = logits.softmax(dim=-1).gather(2, chosen[:, :steps, None])[..., 0]
     special = frozenset(map(str, getattr(model.tokenizer, "all_special_tokens", ())))
-    # transformers fills up with padding what ended before others, by more than an end token only here
+    # transformers pads what ended before others, by more than an end token only here
     otherwise = any(options.get(name) for name in ("stopping_criteria", "stop_strings", "max_time"))
     waiting = settings["pad_token_id"] if otherwise and len(prompts) > 1 else None
     stories = []
@@ -253,7 +253,7 @@ def join_steps(model: Model, calls: Sequence[Call], longest: int, steps: int) ->
 
 
 def stop_ids(model: Model, options: dict[str, Any]) -> set[int]:
-    """The tokens that end a generation: as an option, in a generation_config, or the model's own."""
+    """The tokens that end a generation: by an option, a generation_config, or the model's own."""
     config = options.get("generation_config") or model.model.generation_config
     end: Any = options.get("eos_token_id", getattr(config, "eos_token_id", None))
     end = end.tolist() if hasattr(end, "tolist") else end

@@ -147,7 +147,7 @@ def read_graph_maker(
 
 
 def check_query(query: Any) -> str | int:
-    """Whose token attention is taken: "focal", "max" or "mean" over all positions, or a position."""
+    """Whose token attention is taken: "focal", "max" or "mean" over positions, or a position."""
     known = isinstance(query, str) and query in QUERIES
     number = isinstance(query, int | np.integer) and not isinstance(query, bool)
     if not known and not number:

@@ -35,6 +35,7 @@ from attnflow.core.masks import LEAK, check_mask, take_out
 from attnflow.core.padding import cut_padding, pick_real, read_batch, read_padding
 from attnflow.core.provenance import Source
 from attnflow.core.storage import pack_attention, read_arrays, unpack_attention
+from attnflow.core.views import attention_html
 from attnflow.errors import AttnFlowError, FileError, OptionError, WeightsError
 
 
@@ -338,6 +339,9 @@ class Attention:
                 f"{path} is not a file of attention weights that attnflow wrote: {error}"
             ) from error
 
+    def _repr_html_(self) -> str:
+        return attention_html(self)
+
     def __repr__(self) -> str:
         layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
         heads = (
@@ -345,7 +349,8 @@ class Attention:
             if self.fused
             else f"{self.heads} head{'s' * (self.heads > 1)}"
         )
-        return f"<Attention: {layers}, {heads}, {self.size} {'causal ' if self.causal else ''}positions>"
+        kind = "causal " if self.causal else ""
+        return f"<Attention: {layers}, {heads}, {self.size} {kind}positions>"
 
 
 def check_shares(shares: Any, shape: tuple[int, int]) -> Floats:

@@ -179,7 +179,7 @@ def refer_to(function: Callable[..., Any]) -> str | None:
         return None
 
 
-# ---- what is chosen, by name or as a function -----------------------------------------------------
+# ---- what is chosen, by name or as a function ---------------------------------------------------
 
 
 def read_choices(
@@ -273,7 +273,7 @@ def name_function(function: Any, what: str) -> str:
     return name
 
 
-# ---- what a function of the user's gives back -----------------------------------------------------
+# ---- what a function of the user's gives back ---------------------------------------------------
 
 
 def call_own(name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -1,8 +1,10 @@
 """`AttentionGraph`: attention weights of one sequence, fused over heads, as a layered graph.
 
-Numbering, here and everywhere: layers are numbered like Hugging Face's `hidden_states`: 0 is the input, l is the output of layer l,
-for l = 1..depth. Nodes are (l, position); edges lead from (l, query) down to (l-1, key). Heads and positions count from 0.
-The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual * (query == key)`, so the edges out of a node sum to 1.
+Numbering, here and everywhere: layers are numbered like Hugging Face's `hidden_states`: 0 is the
+input, l is the output of layer l, for l = 1..depth. Nodes are (l, position); edges lead from
+(l, query) down to (l-1, key). Heads and positions count from 0. The weight of an edge is
+`(1 - residual) * weights[l-1, query, key] + residual * (query == key)`, so the edges out of a node
+sum to 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,8 +43,8 @@ RESIDUAL = 0.5
 class AttentionGraph:
     """What rollout and flow run on: a layered graph. Usually made by `Attention.graph()`.
 
-    Either from fused attention weights, into which the residual is mixed, or from edges of any kind,
-    which hold it already.
+    Either from fused attention weights, into which the residual is mixed, or from edges of any
+    kind, which hold it already.
 
     Parameters
     ----------
@@ -185,7 +187,7 @@ class AttentionGraph:
 
     @cached_property
     def _factors(self) -> Floats:
-        """[layer, query]: what rows are multiplied by to sum to 1, which those of float64 do already."""
+        """[layer, query]: what rows are multiplied by to sum to 1; those of float64 do already."""
         if self.residual is None or self.weights.dtype == np.float64:
             return np.ones(self.weights.shape[:2])
         sums: Floats = self.weights.sum(axis=-1, dtype=np.float64)
