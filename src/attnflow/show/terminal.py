@@ -119,7 +119,7 @@ def notes() -> Iterator[None]:
 def print_explanation(
     console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
 ) -> None:
-    """The prediction, then a strip of tokens per method and importance, the strongest at its end."""
+    """The prediction, then a strip of tokens per method and importance, the strongest last."""
     shown = explanation.graph.depth if layer is None else layer
     scores = explanation.scores(shown, by_word=by_word)
     for text in explanation.texts:
