@@ -53,14 +53,16 @@ DISAGREEMENT = 1e-9
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: seconds for each solver, case and job; rounds; fresh processes."""
+    """How much to measure: seconds for each solver, case and job; rounds; fresh processes; layers and tokens of the large graph."""
 
     seconds: float
     rounds: int
     processes: int
+    large: tuple[int, int]
 
 
-FULL, QUICK = Effort(2.7, 3, 7), Effort(0.05, 1, 1)
+FULL, QUICK = Effort(2.7, 3, 7, (30, 4000)), Effort(0.05, 1, 1, (12, 500))
+LARGE_TARGETS = {"rollout": 1.1, "flow": 3.2}  # multiples of the weights held
 QUICK_ARCS = 10_000  # what solvers in Python may face in a quick run
 
 
@@ -192,6 +194,11 @@ def other_figures(graphs: dict[int, af.AttentionGraph], effort: Effort) -> list[
     memory = {
         given: fresh_process(str(HERE / "memory.py"), given) for given in ("graph", "weights")
     }
+    depth, size = effort.large
+    held = {
+        method: fresh_process(str(HERE / "memory.py"), method, str(depth), str(size))
+        for method in LARGE_TARGETS
+    }
     start = {
         code: statistics.median(fresh_process("-c", code) for _ in range(effort.processes))
         for code in (IMPORT, FIRST_FLOW)
@@ -209,6 +216,16 @@ def other_figures(graphs: dict[int, af.AttentionGraph], effort: Effort) -> list[
             memory["weights"],
             "MB",
             150,
+        ),
+        *(
+            Figure(
+                f"peak memory of a row of {method} at {depth} x {size:,}, causal, float32, in multiples of"
+                " its weights",
+                held[method],
+                "x",
+                most if effort is FULL else None,
+            )
+            for method, most in LARGE_TARGETS.items()
         ),
         Figure("import attnflow beyond import numpy", start[IMPORT], "s", 0.1),
         Figure(

@@ -1,7 +1,12 @@
-"""The memory of a row at 24 x 512, in MB above its input, printed; to be run in a fresh process as `memory.py weights|graph`.
+"""The memory of one row, printed; to be run in a fresh process, as benchmarks/flow.py does:
 
-weights: the input is the weights, so it counts the graph, which checks them and adds the residual, and the flow. graph: the input is
-a graph with its edges, so it counts the flow alone. Another thread looks at the resident memory every 2 ms; kernels release the GIL.
+    memory.py weights               flow at 24 x 512, in MB above its weights, with the making of the graph
+    memory.py graph                 the same above its graph: the flow alone
+    memory.py rollout 30 4000       the peak of the whole process, in multiples of the weights that it
+    memory.py flow 30 4000          holds: 30 layers, 4,000 tokens, float32, causal as a decoder's
+
+A causal graph has no waist (flows.py), so flow searches all of it: that takes the most memory. Another thread looks at the resident
+memory every 2 ms; kernels release the GIL.
 """
 
 import sys
@@ -9,10 +14,12 @@ import threading
 import warnings
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
 import attnflow as af
-from inputs import random
+from inputs import SEED, random
 
 MB = 1e6
 DEPTH, SIZE = 24, 512
@@ -42,13 +49,39 @@ def row(graph: af.AttentionGraph) -> object:
     return af.flow(graph, layers=[graph.depth], positions=[graph.size // 2], normalize=None)
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("ignore", af.SaturationWarning)
+def random_causal(depth: int, size: int) -> npt.NDArray[np.float32]:
+    """softmax(normal logits) over the keys up to each query, made layer by layer."""
+    rng = np.random.default_rng(SEED)
+    weights = np.empty((depth, size, size), np.float32)
+    for layer in weights:
+        rng.standard_normal(out=layer, dtype=np.float32)
+        np.exp(layer, out=layer)
+        layer *= np.tri(size, dtype=bool)
+        layer /= layer.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def measure_row(method: str, depth: int, size: int) -> float:
+    """The peak of this process for one row of the top layer, in multiples of its weights."""
+    weights = random_causal(depth, size)
+
+    def compute() -> af.TokenAttention:
+        attention = af.Attention(weights, copy=False)
+        return af.METHODS[method](attention, layers=[depth], positions=[size - 1])
+
+    before = psutil.Process().memory_info().rss / MB
+    return float(before + peak_above_start(compute)) * MB / weights.nbytes
+
+
+def measure_flow(given: str) -> float:
+    """The memory of a row of flow above what is given, in MB."""
     row(af.AttentionGraph(random(DEPTH, 16, 1.0)))  # loads the kernels
     weights = random(DEPTH, SIZE, 1.0)
-    if sys.argv[1] == "weights":
-        print(peak_above_start(lambda: row(af.AttentionGraph(weights))))
-    else:
-        graph = af.AttentionGraph(weights)
-        assert graph.edges.any()  # made when first asked for
-        print(peak_above_start(lambda: row(graph)))
+    graph = af.AttentionGraph(weights) if given == "graph" else None
+    return peak_above_start(lambda: row(graph or af.AttentionGraph(weights)))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", af.SaturationWarning)
+    what, *shape = sys.argv[1:]
+    print(measure_row(what, *map(int, shape)) if shape else measure_flow(what))

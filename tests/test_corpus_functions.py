@@ -207,7 +207,8 @@ class Method:
 def test_what_no_worker_can_import_works_in_one_process(
     function: Any, texts: Path, tmp_path: Path
 ) -> None:
-    out, options = tmp_path / "out", {"methods": {"mine": function}, "shard_rows": 10}
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"methods": {"mine": function}, "shard_rows": 10}
     with pytest.raises(
         af.OptionError, match=r"each worker imports the method 'mine', and .* can"
     ) as error:
@@ -342,11 +343,12 @@ def test_a_function_that_runs_out_of_memory_costs_its_row(texts: Path, tmp_path:
 def test_positions_are_taken_out_of_every_graph(kind: str, tmp_path: Path) -> None:
     texts = write_csv(tmp_path / "texts.csv", ["the", "the key", *sentences(10), "old house"])
     options: dict[str, Any] = {"position": "max", "importance": "blank_out", "shard_rows": 5}
-    options |= {
+    kinds: dict[str, dict[str, Any]] = {
         "without": {"without": [0]},
         "function": {"graph": without_first},
         "reference": {"graph": "tests.own_methods:without_first"},
-    }[kind]
+    }
+    options |= kinds[kind]
     manifest = af.explain_corpus(texts, tmp_path / "out", workers=2, **options)
     assert manifest.options["graph"] == (
         None if kind == "without" else "tests.own_methods:without_first"
@@ -391,7 +393,7 @@ def test_texts_without_these_positions_are_errors_of_their_rows(tmp_path: Path) 
 
 
 def test_layers_may_be_given_by_method(texts: Path, tmp_path: Path) -> None:
-    layers = {"rollout": [2, 6], "flow": 3}
+    layers: dict[str, list[int] | int] = {"rollout": [2, 6], "flow": 3}
     manifest = af.explain_corpus(texts, tmp_path / "out", layers=layers, limit=3)
     assert manifest.options["layers"] == {
         "raw": [1, 2, 3, 4, 5, 6],

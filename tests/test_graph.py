@@ -1,5 +1,8 @@
 """What enters is checked and becomes the graph that DESIGN promises: weights, fusion, residual, masks, files."""
 
+import tracemalloc
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow.core import graph
+from attnflow.core import arrays, layers
+from attnflow.core.provenance import Source
+from attnflow.notices import collect_notices
 from tests.oracles import Floats, Igraph, any_attention, any_capacities, attention, rational_flow
 
 RNG = np.random.default_rng(0)
@@ -83,6 +88,13 @@ def test_integers_and_booleans_are_weights_too() -> None:
     assert af.Attention(np.eye(3, dtype=int)[None]).graph().edges.tolist() == [np.eye(3).tolist()]
 
 
+def test_layers_of_different_precisions_are_all_of_the_lowest() -> None:
+    mixed = [WEIGHTS[0, 0], (WEIGHTS[1, 0] * (1 + 9e-7)).astype(np.float32), WEIGHTS[2, 0]]
+    graph = af.Attention(mixed).graph(residual=0.0)
+    assert graph.weights.dtype == np.float32
+    assert np.abs(graph.edges.sum(axis=-1) - 1).max() < 1e-14
+
+
 def test_what_was_given_is_not_changed() -> None:
     mine = heads().astype(np.float32)
     before = mine.copy()
@@ -123,6 +135,106 @@ def test_a_graph_of_float32_or_of_tensors_is_exact_too() -> None:
     layers = [torch.tensor(layer, requires_grad=True) for layer in WEIGHTS[:, 0]]
     assert np.abs(af.AttentionGraph(layers).weights - WEIGHTS[:, 0]).max() < 1e-15
     assert af.AttentionGraph([layer.bfloat16() for layer in layers]).depth == 3
+
+
+# ---- what came in is what is held ----------------------------------------------------------------
+
+
+def test_a_graph_shares_the_memory_of_fused_attention_and_nobody_can_write_to_it() -> None:
+    for held in (
+        af.Attention(WEIGHTS[:, 0].astype(np.float32)),
+        af.Attention(WEIGHTS[:, :1]),
+    ):
+        graph = held.graph()
+        assert np.shares_memory(graph.weights, held.weights)
+        assert graph.weights.dtype == held.weights.dtype
+        for array in (held.weights, graph.weights, graph.edges):
+            with pytest.raises(ValueError, match="read-only"):
+                array[0, 0] = 0.0
+        assert not np.shares_memory(held.graph(without=[0]).weights, held.weights)
+    mine = WEIGHTS.copy()
+    assert np.shares_memory(af.Attention(mine, copy=False).weights, mine)
+    mine[0] = 0.0  # it stays its owner's
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_attention(max_layers=7, max_size=9), st.sampled_from([0.0, 0.3, 0.5]), st.booleans())
+def test_float32_gives_what_its_rows_give_in_float64(
+    weights: Floats, residual: float, take_one_out: bool
+) -> None:
+    """Renormalised layer by layer or all at once, held in float32 or in float64: the same."""
+    single = weights.astype(np.float32)
+    double = single.astype(np.float64)
+    double /= double.sum(axis=-1, keepdims=True)
+    gone = [0] if take_one_out and weights.shape[-1] > 1 else []
+    one, two = (
+        af.Attention(each).graph(residual=residual, without=gone) for each in (single, double)
+    )
+    assert one.weights.dtype == np.float32
+    assert two.weights.dtype == np.float64
+    tolerance = 1e-6 if gone else 1e-12  # what is left of a row is rounded to float32 again
+    for layer in range(1, one.depth + 1):
+        assert (one.layer_edges(layer) == one.edges[layer - 1]).all()
+        assert np.abs(one.layer_edges(layer) - two.layer_edges(layer)).max() <= tolerance
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", af.SaturationWarning)
+        for method in af.METHODS.values():
+            for normalize in ("sum", None):
+                first, second = (method(each, normalize=normalize).values for each in (one, two))
+                assert np.abs(first - second).max() <= tolerance
+    ends: dict[str, Any] = {"source": (one.depth, one.kept[0]), "target": (0, one.kept[-1])}
+    best, other = (af.max_flow(each, **ends) for each in (one, two))
+    assert abs(best.value - other.value) <= tolerance
+    assert abs(best.cut_capacity - best.value) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["flat", "causal", "window"])
+def test_one_row_costs_one_row(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the weights: rollout holds some rows in float64, flow the inner layers once."""
+    monkeypatch.setattr(arrays, "SLAB", 2**12)
+    monkeypatch.setattr(layers, "BLOCK", 2**12)
+    weights = attention(kind, 10, 200, np.random.default_rng(0)).astype(np.float32)
+    peak = {}
+    with collect_notices():
+        for method in (af.raw, af.rollout, af.flow):
+            method(np.full((4, 2, 2), 0.5, np.float32), layers=[4])  # kernels are compiled
+            tracemalloc.start()
+            graph = af.Attention(weights, copy=False).graph()
+            method(graph, layers=[10], positions=[150], normalize=None)
+            peak[method.__name__] = tracemalloc.get_traced_memory()[1] / weights.nbytes
+            tracemalloc.stop()
+    assert peak["raw"] < 0.15
+    assert peak["rollout"] < 0.15
+    # 2 x 8 of 10 layers in float64, and the bits of the search, which are less in a longer input
+    assert peak["flow"] < 2.5
+
+
+def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = af.AttentionGraph(attention("peaky", 5, 23, RNG).astype(np.float32))
+    whole = [af.rollout(graph, layers=[5, 2], positions=[7, 3]).values, graph.edges.sum(axis=1)]
+    monkeypatch.setattr(layers, "BLOCK", 50)  # two rows at a time, and one left over
+    parts = [af.rollout(graph, layers=[5, 2], positions=[7, 3]).values]
+    parts += [np.stack([graph.edge_layers.sum_columns(layer) for layer in range(5)])]
+    for first, second in zip(whole, parts, strict=True):
+        assert np.abs(first - second).max() < 1e-14
+
+
+def test_a_layers_number_is_checked() -> None:
+    graph = af.AttentionGraph(WEIGHTS[:, 0])
+    for number in (0, 4, -1):
+        with pytest.raises(af.OptionError, match="a layer's number must be from 1 to 3"):
+            graph.layer_edges(number)
+
+
+def test_edges_given_in_float32_stay_so() -> None:
+    edges = RNG.random((3, 4, 4)).astype(np.float32) * 7
+    graph = af.AttentionGraph(edges=edges)
+    assert graph.weights.dtype == np.float32
+    assert (graph.edges == edges.astype(np.float64)).all()
+    double = af.AttentionGraph(edges=edges.astype(np.float64))
+    for method in af.METHODS.values():
+        first, second = (method(each, normalize=None).values for each in (graph, double))
+        assert np.abs(first - second).max() < 1e-12
 
 
 # ---- fusion ---------------------------------------------------------------------------------------------------------------------
@@ -240,12 +352,56 @@ def test_what_is_saved_is_loaded(
         assert getattr(first, name) == getattr(second, name)
 
 
-def test_a_sink_share_is_kept(tmp_path: Path) -> None:
-    sink = RNG.random((3, 5))
-    af.Attention(WEIGHTS, sink=sink).save(tmp_path / "sink.npz")
-    kept = af.Attention.load(tmp_path / "sink.npz").sink
+def test_the_share_of_no_token_is_kept(tmp_path: Path) -> None:
+    share = RNG.random((3, 5))
+    path = af.Attention(WEIGHTS, no_token_share=share).save(tmp_path / "share.npz")
+    kept = af.Attention.load(path).no_token_share
     assert kept is not None
-    assert (kept == sink).all()
+    assert (kept == share).all()
+    assert "sink" not in np.load(path).files
+
+
+def test_the_old_name_of_the_share_works_and_says_the_new_one(tmp_path: Path) -> None:
+    share = RNG.random((3, 5))
+    with pytest.warns(FutureWarning, match="no_token_share"):
+        attention = af.Attention(WEIGHTS, sink=share)
+    assert np.array_equal(attention.no_token_share, share)  # type: ignore[arg-type]
+    with pytest.warns(FutureWarning, match="no_token_share"):
+        assert np.array_equal(attention.sink, share)  # type: ignore[arg-type]
+    np.savez(tmp_path / "old.npz", weights=WEIGHTS, sink=share)
+    kept = af.Attention.load(tmp_path / "old.npz").no_token_share
+    assert np.array_equal(kept, share)  # type: ignore[arg-type]
+
+
+def test_where_weights_came_from_goes_all_the_way(tmp_path: Path) -> None:
+    source = Source("verb-number", "0a1b", {"attnflow": "0.3"}, target="singular")
+    path = af.Attention(WEIGHTS, source=source).save(tmp_path / "weights.npz")
+    attention = af.Attention.load(path)
+    assert attention.source == source
+    graph = attention.graph(residual=0.25)
+    assert graph.edge_name == "attention"
+    assert graph.source == replace(source, edges="attention", residual=0.25)
+    assert graph.uniform().source == graph.source
+    result = af.rollout(graph)
+    assert (result.edges, result.size) == ("attention", 5)
+    assert result.source == replace(graph.source, method="rollout")
+    best = af.max_flow(graph, source=(1, 0), target=(0, 0))
+    assert best.provenance == replace(graph.source, method="max_flow")
+    nowhere = af.Attention(WEIGHTS).graph().source
+    assert (nowhere.model, nowhere.edges, nowhere.residual) == (None, "attention", 0.5)
+    assert "attnflow" in nowhere.versions
+
+
+def test_edges_of_any_kind_say_what_they_weigh() -> None:
+    edges = RNG.random((2, 3, 3))
+    given_source = Source("mine", edges="norm", target="cat")
+    graph = af.AttentionGraph(edges=edges)
+    assert (graph.edge_name, graph.source.edges, graph.source.residual) == ("given", "given", None)
+    named = af.AttentionGraph(edges=edges, edge_name="norm", source=given_source)
+    assert (named.edge_name, named.source) == ("norm", given_source)
+    assert af.rollout(named).edges == "norm"
+    mixed = af.AttentionGraph(WEIGHTS[:, 0], edge_name="gradient", residual=0.2)
+    assert (mixed.source.edges, mixed.source.residual) == ("gradient", 0.2)
 
 
 def test_plain_arrays_and_foreign_npz_files_load(tmp_path: Path) -> None:
@@ -348,7 +504,7 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS, window=2.5), "a window must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS, window=2**80), "a window must be"),
     (lambda: af.Attention(WEIGHTS[:, :1], fused=object()), "fused must say"),  # type: ignore[arg-type]
-    (lambda: af.Attention(WEIGHTS, sink=np.full((3, 5), np.nan)), "sink must be shares"),
+    (lambda: af.Attention(WEIGHTS, no_token_share=np.full((3, 5), np.nan)), "must be shares"),
     (lambda: af.Attention(WEIGHTS).graph(without=None), "without must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS).graph(residual=0.5 + 3j), "residual must be"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS).graph(residual=np.full((20, 20), 0.5)), "residual must be"),  # type: ignore[arg-type]
@@ -358,10 +514,13 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
         "called as f.weights, axis=0.",
     ),
     (lambda: af.Attention(WEIGHTS, window=0), "a window must be"),
-    (lambda: af.Attention(WEIGHTS, window=[1]), "one a layer"),
+    (lambda: af.Attention(WEIGHTS, window=[1]), "one per layer"),
     (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
-    (lambda: af.Attention(WEIGHTS, sink=np.zeros(3)), "sink must have shape"),
+    (lambda: af.Attention(WEIGHTS, no_token_share=np.zeros(3)), "no_token_share must have shape"),
     (lambda: af.AttentionGraph(WEIGHTS), "3 axes"),
+    (lambda: af.Attention(WEIGHTS, source="mine"), "source must be a Source"),  # type: ignore[arg-type]
+    (lambda: af.AttentionGraph(WEIGHTS[:, 0], source=3), "source must be a Source"),  # type: ignore[arg-type]
+    (lambda: af.AttentionGraph(WEIGHTS[:, 0], edge_name=3), "edge_name must be a string"),  # type: ignore[arg-type]
     (
         lambda: af.AttentionGraph(WEIGHTS[:, 0], layer_names=("a",)),
         "layer_names must name each of 3",
@@ -392,7 +551,7 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
         lambda: af.Attention(WEIGHTS).graph(top_head=3),  # type: ignore[arg-type]
         "a pair .layer, head.; got 3",
     ),
-    (lambda: af.Attention(WEIGHTS).graph(without=[5]), "without must be from 0 to 4; got 5"),
+    (lambda: af.Attention(WEIGHTS).graph(without=[5]), "without must be from -5 to 4; got 5"),
     (lambda: af.Attention(WEIGHTS).graph(without=range(5)), "leave at least one"),
     (lambda: af.Attention(WEIGHTS[:, 0]).graph(heads="max"), "fused over heads already .mean."),
     (lambda: af.Attention(WEIGHTS[:, 0]).graph(heads=0), "fused over heads already"),
@@ -413,7 +572,7 @@ def test_slabs_of_layers_change_nothing(fusion: Any, monkeypatch: pytest.MonkeyP
     weights = np.random.default_rng(0).dirichlet(np.ones(4), size=(7, 2, 4)).astype(np.float32)
     whole = af.Attention(weights).graph(heads=fusion).edges
     monkeypatch.setattr(
-        graph, "SLAB", 2 * weights[0].size
+        arrays, "SLAB", 2 * weights[0].size
     )  # two layers at a time, and one left over
     np.testing.assert_array_equal(af.Attention(weights).graph(heads=fusion).edges, whole)
     weights[4, 1, 2, 3] = -1

@@ -15,12 +15,14 @@ from attnflow.core.flows import (
     flows_from,
     flows_of_all_layers,
     lower,
+    one_flow,
     outer_cuts,
     raise_,
     settle,
 )
-from attnflow.core.graph import is_causal
-from attnflow.core.maxflow import bounds_from_below, one_flow, ways_of
+from attnflow.core.layers import Layers
+from attnflow.core.masks import is_causal
+from attnflow.core.maxflow import bounds_from_below
 from tests.oracles import (
     KINDS,
     Floats,
@@ -327,11 +329,9 @@ def test_flow_between_lowered_supply_and_raised_demand_is_a_lower_bound(
     if len(edges) < 5:
         return
     flows = all_flows(edges)
-    inner = edges[1:-1]
+    inner = Layers.of_edges(edges[1:-1])
     cuts = np.full(flows.shape, np.inf)
-    problem = Problem(
-        edges[-1], np.ascontiguousarray(edges[0].T), inner, ways_of(inner), cuts, False
-    )
+    problem = Problem(edges[-1], np.ascontiguousarray(edges[0].T), inner, cuts, False)
     for place in range(1, len(inner) - 1):
         waist = problem.waist(place)
         through = settle(waist, np.full(flows.shape, np.nan), 1, None)
@@ -342,9 +342,9 @@ def test_flow_between_lowered_supply_and_raised_demand_is_a_lower_bound(
 
 def test_the_waist_of_a_deep_graph_is_found_and_changes_no_value() -> None:
     edges = edges_of(dict(real_attention())["minilm"])
-    inner, demands = edges[1:-1], np.ascontiguousarray(edges[0].T)
+    inner, demands = Layers.of_edges(edges[1:-1]), np.ascontiguousarray(edges[0].T)
     cuts = outer_cuts(edges[-1], demands, np.arange(64), False)
-    assert find_waist(Problem(edges[-1], demands, inner, ways_of(inner), cuts, False)) is not None
+    assert find_waist(Problem(edges[-1], demands, inner, cuts, False)) is not None
     single = [one_flow(edges, source, [target])[0] for source in (0, 30) for target in range(64)]
     assert np.abs(all_flows(edges)[[0, 30]].ravel() - single).max() < SAME
 

@@ -2,16 +2,20 @@
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers as t
+from hypothesis import given
+from hypothesis import strategies as st
 
 import attnflow as af
 from attnflow.models.execution import evaluating
 from attnflow.models.families import FAMILIES
+from attnflow.models.inputs import Encoded, batches
 from tests.families import IMAGE, build, text, word_tokenizer
 
 IDS = [7, 23, 41, 9, 55]
@@ -220,6 +224,125 @@ def test_a_given_position_is_where_prediction_and_importance_are_read() -> None:
         assert np.abs(later).max(initial=0.0) < 1e-6  # what comes later is not seen
 
 
+PREDICTORS: dict[str, tuple[list[Any], list[int]]] = {  # inputs of several lengths, and positions
+    "electra": ([IDS, IDS[:3], IDS[1:]], [0, 1, 2, -1, -3]),
+    "llama": ([IDS, IDS[:3], IDS[1:]], [0, 1, 2, -1, -3]),
+    "modernbert": ([IDS, IDS[:3], IDS[1:]], [0, 1, 2, -1, -3]),
+    "t5": ([(IDS, IDS[:3]), (IDS, IDS[2:]), (IDS, IDS)], [5, 6, 8, -1, -2]),
+}
+
+
+@pytest.mark.parametrize("family", PREDICTORS)
+def test_a_prediction_is_read_at_the_position_that_is_given(family: str) -> None:
+    """Alone, in a batch and in `explain`: the model's own scores at that position."""
+    model = af.Model(build(family))
+    inputs, positions = PREDICTORS[family]
+    encoded = [model.encode(value) for value in inputs]
+    for position in positions:
+        together = model.predict(inputs, position=position)
+        for value, one, predicted in zip(inputs, encoded, together, strict=True):
+            place = model.locate(one, position)
+            expected = score_at(model, one, place)
+            best = int(expected.argmax())
+            for found in (predicted, *model.predict([value], position=position)):
+                assert_predicts(found, model.label(best), float(expected[best]))
+            explained = af.explain(value, model=model, position=position, importance=())
+            assert_predicts(explained.prediction, model.label(best), float(expected[best]))
+            assert explained.position == place
+
+
+def score_at(model: af.Model, encoded: Any, place: int) -> Any:
+    """The probabilities [class] of the model's own output at a place of the graph."""
+    with torch.no_grad():
+        logits = model.model(**model.batch([encoded])).logits[0]
+    at = place - len(encoded.ids) if model.is_encoder_decoder else place
+    probabilities = logits.double().softmax(dim=-1)
+    others = [row for row in range(len(logits)) if row != at]
+    assert (probabilities[others] - probabilities[at]).abs().amax(dim=-1).min() > 1e-5
+    return probabilities[at]
+
+
+@pytest.mark.parametrize("family", ["electra", "roberta", "llama", "bart", "vit"])
+def test_positions_count_from_the_end_or_are_one_line(family: str) -> None:
+    model = af.Model(build(family))
+    value: Any = torch.zeros(3, 24, 24) if family == "vit" else IDS
+    encoded = model.encode(value)
+    size = len(encoded.tokens) + len(encoded.decoder_tokens)
+    for position in range(-size, 0):
+        assert model.locate(encoded, position) == size + position
+        assert model.predict(value, position=position) == model.predict(
+            value, position=size + position
+        )
+    for position in (size, -size - 1):
+        for ask in (model.locate, model.logit_position):
+            with pytest.raises(af.OptionError, match=f"from 0 to {size - 1}; got {position}"):
+                ask(encoded, position)
+        with pytest.raises(af.OptionError, match=f"from 0 to {size - 1}; got {position}") as error:
+            model.predict(value, position=position)
+        assert "\n" not in str(error.value)
+
+
+def test_a_bart_classifier_reads_the_last_of_several_end_tokens() -> None:
+    parts = {f"{part}_{what}": 4 for part in ("encoder", "decoder") for what in PARTS}
+    options = {"d_model": 32, "decoder_start_token_id": 3, "num_hidden_layers": 2, **parts}
+    module = make(t.BartForSequenceClassification, text(t.BartConfig, **options))
+    model = af.Model(module)
+    ids = [2, 5, 3, 7, 3]
+    encoded = model.encode(ids)
+    assert model.focal(encoded) == len(ids) + 4
+    with torch.no_grad():
+        states = module.model(torch.tensor([ids])).last_hidden_state[0]
+        scores = module.classification_head(states)  # [decoder position, class]
+        own = module(torch.tensor([ids])).logits[0]
+    assert torch.allclose(scores[model.focal(encoded) - len(ids)], own, atol=1e-6)
+    assert not torch.allclose(scores[2], own, atol=1e-6)
+    assert model.focal(model.encode([2, 5, 3, 7, 8])) == len(ids) + 2
+    assert model.focal(model.encode([2, 5, 6, 7, 8])) == len(ids) + 4  # it has none
+
+
+PARTS = ("layers", "attention_heads", "ffn_dim")
+
+
+# ---- batches ------------------------------------------------------------------------------------
+
+
+def sized(*lengths: int) -> list[Encoded]:
+    return [Encoded((7,) * length, ("x",) * length) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "budget", "expected"),
+    [
+        ([5, 5, 5, 5], 10, [[0, 1], [2, 3]]),  # exactly as many tokens as are allowed
+        ([5, 5, 5, 5], 9, [[0], [1], [2], [3]]),  # one less
+        ([5, 5, 5, 5], 14, [[0, 1], [2, 3]]),
+        ([5, 5, 5, 5], 15, [[0, 1, 2], [3]]),
+        ([3, 1, 2], 9, [[1, 2, 0]]),  # the longest counts for all: three times three
+        ([3, 1, 2], 8, [[1, 2], [0]]),
+        ([6, 1], 4, [[1], [0]]),  # an input that is too long alone still runs
+        ([2, 2], 1, [[0], [1]]),
+        ([], 4, []),
+    ],
+)
+def test_a_batch_holds_as_many_tokens_as_it_may(
+    lengths: list[int], budget: int, expected: list[list[int]]
+) -> None:
+    assert list(batches(sized(*lengths), budget)) == expected
+
+
+@given(st.lists(st.integers(1, 30), max_size=20), st.integers(1, 60))
+def test_batches_hold_every_input_once_and_none_could_be_larger(
+    lengths: list[int], budget: int
+) -> None:
+    cut = list(batches(sized(*lengths), budget))
+    assert sorted(place for batch in cut for place in batch) == list(range(len(lengths)))
+    for number, batch in enumerate(cut):
+        padded = len(batch) * max(lengths[place] for place in batch)
+        assert padded <= budget or len(batch) == 1
+        if number + 1 < len(cut):
+            assert (len(batch) + 1) * lengths[cut[number + 1][0]] > budget
+
+
 # ---- models of other shapes ---------------------------------------------------------------------
 
 
@@ -260,6 +383,25 @@ def test_a_module_of_the_users_own_is_listened_to() -> None:
 def test_what_a_user_says_of_a_model_is_checked(options: Any, message: str) -> None:
     with pytest.raises(af.OptionError, match=message):
         af.Model(build("bert"), **options)
+
+
+def test_the_old_name_of_max_length_says_the_new_one() -> None:
+    model = af.Model(build("bert"))
+    with pytest.warns(FutureWarning, match=r"Model\.longest is now Model\.max_length"):
+        assert model.longest == model.max_length == 40
+
+
+def test_a_model_says_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the path, which is nobody's business."""
+    assert af.Model(build("bert")).origin is None
+    assert af.Model(build("bert"), origin="mine").origin == "mine"
+    assert af.load().origin == "verb-number"
+    build("bert").save_pretrained(tmp_path / "runs" / "best")
+    assert af.load(tmp_path / "runs" / "best").origin == "best"
+    monkeypatch.chdir(tmp_path / "runs" / "best")
+    assert af.load(".").origin == "best"
+    monkeypatch.chdir(tmp_path)
+    assert af.load("runs/best/").origin == "best"
 
 
 def test_compiled_models_are_unwrapped() -> None:

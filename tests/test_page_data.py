@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow.core.text import is_common
+from attnflow.core.text import is_common, show_token
 from attnflow.show import page
 from attnflow.show.page import encode_json, explanation_page, framed, generation_page, pack_array
 from tests.oracles import Floats
@@ -105,7 +105,7 @@ def test_no_text_leaves_the_data(text: str) -> None:
     assert outline.tags == plain.tags
     data = data_of(html)
     assert data["tokens"] == [text] * 6
-    assert data["prediction"] == [text, 0.5]
+    assert data["prediction"] == [show_token(text), 0.5]
     assert html.encode("utf-8")  # a lone surrogate, too, can be written
 
 
@@ -182,7 +182,10 @@ def test_a_generations_page_marks_the_rows_that_are_saturated_and_only_those() -
     entering = attention.graph().edges[0].sum(axis=0)
     bounds = np.minimum(leaving[:, positions, None], entering)  # [layer, query, key]
     full = (np.abs(flows.values - bounds) < 1e-9)[..., :prompt].mean(axis=-1)  # shares of rows
-    assert data_of(generation_page(generation))["saturated"] == (full > 0.95).astype(int).tolist()
+    assert (
+        method_of(data_of(generation_page(generation)), "flow")["saturated"]
+        == (full > 0.95).astype(int).tolist()
+    )
     assert full.max(axis=1).tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1, 1])
     assert full[3].tolist() == pytest.approx([1, 2 / 3, 1, 1])
 
@@ -194,8 +197,9 @@ def test_an_explanations_page_marks_the_rows_that_are_saturated_and_how_even_the
     marked = found.flow.saturated.mean(axis=-1) > 0.95  # [layer, query]
     assert not marked[0].any()
     assert marked[-1].all()
-    assert data["saturated"] == marked.astype(int).tolist()
-    assert np.abs(np.array(data["spread"]) - found.flow.spread).max() < 1e-4
+    flow = method_of(data, "flow")
+    assert flow["saturated"] == marked.astype(int).tolist()
+    assert np.abs(np.array(flow["spread"]) - found.flow.spread).max() < 1e-4
 
 
 def test_a_long_generation_has_no_flow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from attnflow.models.verb_number import (
     VerbNumber,
     VerbNumberConfig,
     Vocabulary,
-    pieces,
-    word_class,
+    classify_word,
+    split_words,
 )
 
 WEIGHTS = Path(verb_number.__file__).parent / "weights"
@@ -142,12 +142,12 @@ def test_padding_does_not_change_a_prediction() -> None:
     ],
 )
 def test_a_text_is_cut_as_the_data_is(text: str, expected: list[str]) -> None:
-    assert pieces(text) == expected
+    assert split_words(text) == expected
 
 
 def test_rows_of_the_data_are_cut_back_into_their_words() -> None:
     row = "the NNS 's well-known `` VBG '' films , which do n't ( as it 'd be ) -- and NNP"
-    assert pieces(row) == row.split()
+    assert split_words(row) == row.split()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_rows_of_the_data_are_cut_back_into_their_words() -> None:
     ],
 )  # fmt: skip
 def test_an_unknown_word_is_read_by_its_look(word: str, expected: str) -> None:
-    assert word_class(word) == expected
+    assert classify_word(word) == expected
 
 
 def test_an_unknown_word_keeps_its_number() -> None:

@@ -1,11 +1,16 @@
-"""Damaged manifests of a real corpus, at every command of a corpus and at `af.read_corpus`."""
+"""Damaged manifests of a real corpus, at every command of a corpus and at `af.read_corpus`.
+
+One in ten names code of its own, which nobody may import.
+"""
 
 import json
 import random
 import shutil
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attnflow as af
 from attnflow.corpus.folder import ERRORS
@@ -16,6 +21,7 @@ from tests.hostile.tries import Result, complain, refusal, run_tries
 from tests.test_corpus import sentences, write_csv
 
 ROWS = 11
+HARMFUL = "harmful"  # a module that can be found, and leaves a trace
 COMMANDS = {
     "status": [],
     "verify": [],
@@ -47,6 +53,8 @@ def attempt(base: Path, draw: random.Random, number: int, folder: Path) -> str |
     whole = number % 50 == 0  # then all must be well
     if whole:
         damaged = content
+    elif number % 10 == 3:
+        damaged = dump(name_code(draw, json.loads(content)))
     elif number % 5 == 4:
         damaged = odd_json(draw, content)
     else:
@@ -55,6 +63,9 @@ def attempt(base: Path, draw: random.Random, number: int, folder: Path) -> str |
         )
         damaged = dump(damage_json(draw, json.loads(content), part))
     (out / MANIFEST).write_bytes(damaged)
+    trace = folder / "trace"
+    (folder / f"{HARMFUL}.py").write_text(f"open({str(trace)!r}, 'w')\nmethod = len\n")
+    sys.path.insert(0, str(folder))
     found = with_name(complain(lambda: read_it(out)), "read_corpus")
     for name, options in COMMANDS.items():
         given = [str(base / "texts.csv"), "--out", str(out)] if name == "run" else [str(out)]
@@ -66,7 +77,23 @@ def attempt(base: Path, draw: random.Random, number: int, folder: Path) -> str |
             found = found or with_name(complain(lambda: lost_rows(out)), "corpus run")
     left = list(out.glob(".attnflow-*"))
     found = found or (f"a temporary file is left: {left[0].name}" if left else None)
+    found = found or ("code that only the manifest names was imported" if trace.exists() else None)
     return found and f"{found}; the manifest differs: {difference(content, damaged)}"
+
+
+def name_code(draw: random.Random, content: Any) -> Any:
+    """A manifest that names a function where it may, so that a reader could import it."""
+    options, reference = content["options"], f"{HARMFUL}:method"
+    name = draw.choice(["mine", reference, f"mine={reference}"])
+    column = draw.choice(["methods", "importance", "graph", "keep"])
+    if column == "graph":
+        options["graph"] = reference
+    else:
+        options[column] = draw.choice([[name], [*options[column], name]])
+    options["layers"] = {method: [6] for method in options["methods"]}
+    if draw.random() < 0.7:
+        options["functions"] = {name: reference}
+    return content
 
 
 def with_name(found: str | None, name: str) -> str | None:

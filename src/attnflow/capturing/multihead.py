@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnflow.core.graph import ROW_TOLERANCE
+from attnflow.core.arrays import ROW_TOLERANCE
 from attnflow.errors import CaptureError
 from attnflow.models.weighing import (
     cut_queries,
@@ -47,6 +47,7 @@ def compute_multihead_weights(
     weights = torch.empty(batch, count if heads is None else 1, length, size, dtype=dtype)
     has_more = keys.shape[2] > size  # keys that are no tokens
     share = torch.empty(batch, length, dtype=dtype) if has_more else None
+    tolerance = ROW_TOLERANCE[weights.element_size()]
     for rows in cut_queries(length, batch * count * keys.shape[2]):
         scores = queries[:, :, rows] @ keys.transpose(-2, -1)  # [batch, head, block, key]
         for mask in masks:
@@ -57,7 +58,7 @@ def compute_multihead_weights(
         if heads == "min" and length == size:  # where heads share no key
             fill_empty_rows(part, rows.start)
         sums = part.sum(-1)  # [batch, head or 1, block]
-        wrong = ~((sums - 1).abs() <= ROW_TOLERANCE[sums.element_size()])
+        wrong = ~((sums - 1).abs() <= tolerance)
         if given.idle is not None:
             idle = given.idle[:, rows]
             part = part.masked_fill((wrong.any(1) & idle)[:, None, :, None], 0.0)
@@ -70,7 +71,7 @@ def compute_multihead_weights(
                 f"{where} sees no key, so that its weights are NaN;"
                 " give a mask that leaves every query one key"
                 if sees_none
-                else f"{where}: weights must sum to 1 within {ROW_TOLERANCE[sums.element_size()]:g};"
+                else f"{where}: weights must sum to 1 within {tolerance:g};"
                 f" got {float(sums[sequence, head, row]):.6g};"
                 " look for NaN or infinity in the module's input and parameters"
             )

@@ -101,7 +101,9 @@ class Watch:
         methods = ("forward", "merge_masks") if attention else ("forward",)
         self.originals = {method: getattr(module, method) for method in methods}
         # somebody's own shadows, to be put back
-        self.found = {method: vars(module)[method] for method in methods if method in vars(module)}
+        self.shadows = {
+            method: vars(module)[method] for method in methods if method in vars(module)
+        }
         for method in methods:
             setattr(module, method, getattr(self, method))
 
@@ -109,9 +111,9 @@ class Watch:
         """Leave the module as it was found."""
         for method in self.originals:
             vars(self.module).pop(method, None)
-        vars(self.module).update(self.found)
+        vars(self.module).update(self.shadows)
 
-    def listeners(self) -> list[tuple[Session, Place]]:
+    def find_listeners(self) -> list[tuple[Session, Place]]:
         """The sessions of this context that record this module, and where it stands in them."""
         return [
             (session, session.places[id(self.module)])
@@ -123,7 +125,7 @@ class Watch:
         for session in sessions.get():
             if session.open and session.module is self.module:
                 session.recordings.passes += 1
-        listeners = self.listeners()
+        listeners = self.find_listeners()
         if not listeners:
             return self.originals["forward"](*args, **kwargs)
         under = PendingCall(self.module)
@@ -158,7 +160,7 @@ class Watch:
         # the fused kernel takes masks as bool: it hides every key whose mask is not 0, also where a
         # float mask means a bias
         masks = [None if mask is None else mask != 0 for mask in (attn_mask, key_padding_mask)]
-        for session, place in self.listeners():
+        for session, place in self.find_listeners():
             if len(place.layers) != 1:
                 raise CaptureError(
                     f"{place.name or 'the module'!r} runs inside {len(place.layers)} recorded"
@@ -210,7 +212,7 @@ def note_call(
         idle = padding if same else None
         given = MultiheadInput(module, query, key, attn_mask, key_padding_mask, hint, idle)
         where = f"{place.name or 'the module'!r}, call {len(recordings)}"
-        weights, sink = compute_multihead_weights(given, session.heads, where)
+        weights, share = compute_multihead_weights(given, session.heads, where)
         if nested:  # the module computed no row for them
             weights.masked_fill_(padding.cpu()[:, None, :, None], 0.0)
     recordings.append(
@@ -218,7 +220,7 @@ def note_call(
             name=place.name,
             weights=weights.numpy(),
             padding=None if padding is None else padding.cpu().numpy().copy(),
-            sink=None if sink is None else sink.numpy(),
+            no_token_share=None if share is None else share.numpy(),
             fused=session.heads,
             self_attention=same,
             forward_pass=max(recordings.passes - 1, 0),

@@ -6,26 +6,29 @@ rounding: a flow that meets a cut is given as the cut's capacity.
 
 Edges [layer, query, key] may be any finite numbers that are not negative. Within, they are on the
 scale on which the largest row sum is 1, and what carries nothing there (maxflow.py) is 0 in every
-supply and demand.
+supply and demand. Only what a search writes stands in float64 as a whole: one array of the inner
+layers for each worker.
 """
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.arrays import Array, Floats
+from attnflow.core.layers import Layers
 from attnflow.core.maxflow import (
     MET,
-    Bits,
-    Floats,
     Scratch,
+    bit,
     bounds_from_below,
-    find_scale,
     scratch,
+    search,
     search_pairs,
+    sum_clipped,
     two_layers,
     usable,
     ways_of,
@@ -80,14 +83,14 @@ def carry(amounts: Floats, step: Floats) -> Floats:
     return np.minimum(amounts / np.where(sums > 0, sums, 1.0), 1.0) @ step
 
 
-def lower(supplies: Floats, steps: Floats) -> Floats:
+def lower(supplies: Floats, steps: Layers) -> Floats:
     """supplies [source, node] carried down through steps [step, upper, lower]."""
     for step in steps[::-1]:
         supplies = carry(supplies, usable(step))
     return supplies
 
 
-def raise_(demands: Floats, steps: Floats) -> Floats:
+def raise_(demands: Floats, steps: Layers) -> Floats:
     """demands [target, node] carried up through steps [step, upper, lower]."""
     for step in steps:
         demands = carry(demands, usable(step).T)
@@ -101,12 +104,11 @@ PROBES = 6  # pairs tried before a place for the waist is trusted
 
 @dataclass(frozen=True)
 class Problem:
-    """Many pairs of one graph: supplies [source, node], demands [target, node], inner and ways as above, bounds [source, target]."""
+    """Many pairs of one graph: supplies [source, node], demands [target, node], inner layers, bounds [source, target]."""
 
     supplies: Floats
     demands: Floats
-    inner: Floats
-    ways: Bits
+    inner: Layers
     bounds: Floats
     causal: bool
 
@@ -115,14 +117,7 @@ class Problem:
         above, below = place + WAIST, place
         supplies = lower(self.supplies, self.inner[above:])
         demands = raise_(self.demands, self.inner[:below])
-        return Problem(
-            supplies,
-            demands,
-            self.inner[below:above],
-            self.ways[below:above],
-            self.bounds,
-            self.causal,
-        )
+        return Problem(supplies, demands, self.inner[below:above], self.bounds, self.causal)
 
 
 def find_waist(problem: Problem) -> Problem | None:
@@ -132,7 +127,7 @@ def find_waist(problem: Problem) -> Problem | None:
         problem.causal or steps < WORTH_A_WAIST
     ):  # rollout leaks out of a causal window, so it meets no bound there
         return None
-    evenness = np.minimum(problem.inner, 1 / nodes).sum(axis=(1, 2))
+    evenness = sum_clipped(problem.inner.held, 1 / nodes)
     places = sorted(
         range(1, steps - WAIST), key=lambda place: -evenness[place : place + WAIST].sum()
     )
@@ -159,9 +154,11 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
     steps, nodes, _ = problem.inner.shape
     block = max(1, BLOCK // (nodes * (steps + 1)))
     starts = range(0, flows.size, block)
+    inner = problem.inner.held
+    ways = ways_of(inner)
     scratches: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
     for _ in range(min(workers, len(starts))):
-        scratches.put(scratch(problem.inner, problem.ways))
+        scratches.put(scratch(inner, ways))
 
     def search_block(start: int) -> None:
         mine = scratches.get()
@@ -174,8 +171,8 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
             problem.causal,
             problem.bounds,
             flows,
-            problem.inner,
-            problem.ways,
+            inner,
+            ways,
             *mine,
         )
         scratches.put(mine)
@@ -209,7 +206,7 @@ def settle(problem: Problem, flows: Floats, workers: int, tick: Tick | None) -> 
 
 
 def flows_from(
-    edges: Floats,
+    edges: Layers | Array,
     sources: npt.NDArray[np.int64],
     *,
     groups: Sequence[Sequence[int]] | None = None,
@@ -223,30 +220,28 @@ def flows_from(
     edges [layer, query, key]. The targets are the nodes of layer 0, or groups of them. scale: the
     largest row sum of the graph whose layers these are, found if None.
     """
+    edges = as_layers(edges)
     if scale is None:
-        scale = find_scale(edges)
+        scale = edges.largest_row_sum()
     if scale != 1.0:
-        scaled = edges / scale
+        scaled = edges.scale_down(scale)
         return scale * flows_from(
             scaled, sources, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
         )
     demands = find_demands(edges[0], groups)
     if len(edges) == 1:
         return np.ascontiguousarray(demands[:, sources].T)
-    supplies = usable(edges[-1][sources])
+    supplies = usable(edges.rows(-1, sources))
     flows = np.full((len(supplies), len(demands)), np.nan)
     if len(edges) == 2:
         two_layers(supplies, demands, flows)
         return flows
-    inner = edges[1:-1]
     bounds = outer_cuts(supplies, demands, sources, causal)
-    return settle(
-        Problem(supplies, demands, inner, ways_of(inner), bounds, causal), flows, workers, tick
-    )
+    return settle(Problem(supplies, demands, edges[1:-1], bounds, causal), flows, workers, tick)
 
 
 def flows_of_all_layers(
-    edges: Floats,
+    edges: Layers | Array,
     *,
     groups: Sequence[Sequence[int]] | None = None,
     scale: float | None = None,
@@ -258,17 +253,17 @@ def flows_of_all_layers(
 
     edges, groups and scale as for `flows_from`.
     """
+    edges = as_layers(edges)
     if scale is None:
-        scale = find_scale(edges)
+        scale = edges.largest_row_sum()
     if scale != 1.0:
-        scaled = edges / scale
+        scaled = edges.scale_down(scale)
         return scale * flows_of_all_layers(
             scaled, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
         )
     depth, nodes, _ = edges.shape
     everyone = np.arange(nodes)
     demands = find_demands(edges[0], groups)
-    ways = ways_of(edges[1:-1])
     flows = np.full((depth, nodes, len(demands)), np.nan)
     flows[0] = demands.T
     if depth > 1:
@@ -279,9 +274,64 @@ def flows_of_all_layers(
         least = np.empty_like(bounds)
         bounds_from_below(supplies, flows[layer - 1], bounds, least)
         np.copyto(flows[layer], bounds, where=least >= bounds - MET)
-        problem = Problem(supplies, demands, edges[1:layer], ways[: layer - 1], bounds, causal)
+        problem = Problem(supplies, demands, edges[1:layer], bounds, causal)
         settle(problem, flows[layer], workers, part_of(tick, layer, depth))
     return flows
+
+
+def one_flow(
+    edges: Layers | Array, source: int, targets: Sequence[int], *, scale: float | None = None
+) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
+    """One maximum flow, from a node of the top layer to some nodes of layer 0 taken together.
+
+    Returns its value, the flow on every edge [layer, query, key], and which edges are a minimum
+    cut. edges and scale as for `flows_from`.
+    """
+    edges = as_layers(edges)
+    if scale is None:
+        scale = edges.largest_row_sum()
+    if scale != 1.0:
+        value, flow, cut = one_flow(edges.scale_down(scale), source, targets, scale=1.0)
+        flow *= scale
+        return scale * value, flow, cut
+    depth, nodes, _ = edges.shape
+    group = list(targets)
+    flow = np.zeros(edges.shape)
+    # a cut is proved by the nodes that could pass more on to the target
+    reaching = np.zeros((depth + 1, nodes), bool)
+    reaching[0, group] = True
+    draining = usable(edges[0][:, group])  # [node, target]
+    if depth == 1:
+        flow[0, source, group] = draining[source]
+    else:
+        inner = edges[1:-1]
+        ways = ways_of(inner.held)
+        mine = scratch(inner.held, ways)
+        supply, demand, unused, _, _, _, known, _, _, _ = mine
+        row, column = usable(edges.rows(-1, [source]))[0], draining.sum(axis=1)
+        supply[:], demand[:] = row, column
+        search(np.inf, 0, nodes - 1, inner.held, ways, *mine)
+        flow[-1, source] = row - supply
+        for step, capacities in enumerate(inner):
+            flow[step + 1] = capacities - unused[step]
+        # what a node hands on fills its edges into the group one after another
+        before = draining.cumsum(axis=1) - draining
+        flow[0][:, group] = np.clip((column - demand)[:, None] - before, 0.0, draining)
+        for position in range(nodes):
+            reaching[1:-1, position] = known[:, position >> 6] & bit(position) != 0
+    outside = ~reaching
+    outside[-1] = np.arange(nodes) == source
+    cut = outside[1:, :, None] & reaching[:-1, None, :]
+    for layer, capacities in enumerate(edges):
+        cut[layer] &= capacities > 0
+    return float(flow[-1, source].sum()), flow, cut
+
+
+def as_layers(edges: Layers | Array) -> Layers:
+    """Edges as they are held, contiguous, also those of an array [layer, query, key]."""
+    if not isinstance(edges, Layers):
+        return Layers.of_edges(np.ascontiguousarray(edges))
+    return replace(edges, weights=np.ascontiguousarray(edges.weights))
 
 
 def part_of(tick: Tick | None, part: int, parts: int) -> Tick | None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attnflow.core.graph import Floats, iterated, positions_of
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_list, check_positions
 from attnflow.core.text import join_subwords
 from attnflow.errors import OptionError
 
@@ -72,7 +73,7 @@ def read_groups(
         if isinstance(groups, Mapping)
         else [
             (each.name, each.positions) if isinstance(each, Group) else (None, each)
-            for each in iterated(groups, "groups")
+            for each in check_list(groups, "groups")
         ]
     )
     if not named:
@@ -125,7 +126,7 @@ def check_group(
     positions: Iterable[int], size: int, removed: Sequence[int], what: str
 ) -> tuple[int, ...]:
     """Positions to take together: at least one, each once, none of them removed."""
-    found = positions_of(positions, size, what)
+    found = check_positions(positions, size, what)
     if not found:
         raise OptionError(f"{what} must be at least one; got none")
     if len(set(found)) < len(found):

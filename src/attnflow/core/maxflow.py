@@ -10,6 +10,7 @@ The form in which it is searched
 
         supply[u]      = edges[depth-1, source, u]    what enters node u of inner layer `top`
         inner[i, u, v] = edges[i+1, u, v]             what fits from node u of inner layer i+1 to node v of inner layer i
+                                                      (as it is held: `capacity` makes it, layers.py says why)
         demand[v]      = edges[0, v, target]          what node v of inner layer 0 can hand on to the target
 
     Supply and demand may be any two vectors: that is how flows.py cuts a deep problem down to a
@@ -33,7 +34,7 @@ Why it is exact
     they are such a cut (Ford and Fulkerson). Between this and exact arithmetic stand only sums of float64 numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,10 @@ from numba.extending import intrinsic
 Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.uint64]
 Scratch = tuple[npt.NDArray[Any], ...]
+Held = tuple[npt.NDArray[Any], Floats, Floats]  # of layers.py: weights, factors, diagonal
 
 TINY = 2.0**-52  # a capacity of at most this part of the largest row sum carries nothing
 MET = 1e-13  # a flow this close to a cut has met it, and the cut's capacity is the answer
-ROUNDING = 1e-13  # a largest row sum this close to 1 is 1: attention needs no division, no copy
 ONE = np.uint64(1)
 
 
@@ -83,15 +84,53 @@ def bit(position):
     return ONE << np.uint64(position & 63)
 
 
+# ---- capacities, as they are held ---------------------------------------------------------------------------------------------
+
+
+@kernel(inline="always")
+def capacity(inner, step, u, v):
+    """What fits from node u of the layer above a step to node v of the one below."""
+    weights, factors, diagonal = inner
+    amount = factors[step, u] * weights[step, u, v]
+    return amount + diagonal[step, u] if u == v else amount
+
+
 @kernel()
-def open_ways(inner, ways):
-    """Set in ways [step, upper, word] the bit of every edge that can carry something."""
-    steps, nodes, _ = inner.shape
+def fill(inner, unused):
+    """Set unused [step, upper, lower] to the capacities."""
+    weights, factors, diagonal = inner
+    steps, nodes, _ = weights.shape
     for step in range(steps):
         for u in range(nodes):
             for v in range(nodes):
-                if inner[step, u, v] > TINY:
+                unused[step, u, v] = factors[step, u] * weights[step, u, v]
+            unused[step, u, u] += diagonal[step, u]
+
+
+@kernel()
+def open_ways(inner, ways):
+    """Set in ways [step, upper, word] the bit of every edge that can carry something."""
+    steps, nodes, _ = inner[0].shape
+    for step in range(steps):
+        for u in range(nodes):
+            for v in range(nodes):
+                if capacity(inner, step, u, v) > TINY:
                     ways[step, u, v >> 6] |= bit(v)
+
+
+@kernel(fastmath=True)
+def sum_clipped(inner, most):
+    """[step]: the sum of a step's capacities, none counted for more than `most`, nor a residual."""
+    weights, factors, _ = inner
+    steps, nodes, _ = weights.shape
+    sums = np.zeros(steps)
+    for step in range(steps):
+        for u in range(nodes):
+            clipped = 0.0
+            for v in range(nodes):
+                clipped += min(factors[step, u] * weights[step, u, v], most)
+            sums[step] += clipped
+    return sums
 
 
 # ---- bounds: what needs no search ---------------------------------------------------------------------------------------------
@@ -288,16 +327,16 @@ def send(
                             v = (word << 6) + lowest(ways)
                             break
                     if (
-                        v >= 0 and inner[layer, v, u] - unused[layer, v, u] <= TINY
+                        v >= 0 and capacity(inner, layer, v, u) - unused[layer, v, u] <= TINY
                     ):  # ... or of an empty one
-                        unused[layer, v, u] = inner[layer, v, u]
+                        unused[layer, v, u] = capacity(inner, layer, v, u)
                         up[layer, u, v >> 6] &= ~bit(v)
                         continue
                     if v >= 0:
                         tip += 1
                         at[tip, 0], at[tip, 1], at[tip, 2] = layer + 1, v, climbs - 1
                         want[tip], sent[tip] = (
-                            min(rest, inner[layer, v, u] - unused[layer, v, u]),
+                            min(rest, capacity(inner, layer, v, u) - unused[layer, v, u]),
                             0.0,
                         )
                         continue
@@ -319,8 +358,9 @@ def send(
             else:
                 unused[from_layer, u, a] += amount
                 down[from_layer, u, a >> 6] |= bit(a)
-                if unused[from_layer, u, a] >= inner[from_layer, u, a] - TINY:
-                    unused[from_layer, u, a] = inner[from_layer, u, a]
+                whole = capacity(inner, from_layer, u, a)
+                if unused[from_layer, u, a] >= whole - TINY:
+                    unused[from_layer, u, a] = whole
                     up[from_layer, a, u >> 6] &= ~bit(u)
         supply[origin] -= sent[0]
         total += sent[0]
@@ -375,7 +415,7 @@ def restore(first, last, inner, unused, up):
                 while rest:
                     u = (word << 6) + lowest(rest)
                     rest &= rest - ONE
-                    unused[step, u, v] = inner[step, u, v]
+                    unused[step, u, v] = capacity(inner, step, u, v)
 
 
 @kernel()
@@ -429,25 +469,27 @@ def search_pairs(
             restore(first, last, inner, unused, up)
 
 
-# ---- what a search needs, and one pair in full -------------------------------------------------------------------------------
+# ---- what a search needs ------------------------------------------------------------------------------------------------------
 
 
-def ways_of(inner: Floats) -> Bits:
+def ways_of(inner: Held) -> Bits:
     """[step, upper, word]: the edges that can carry something, as bits."""
-    steps, nodes, _ = inner.shape
+    steps, nodes, _ = inner[0].shape
     ways = np.zeros((steps, nodes, (nodes + 63) // 64), np.uint64)
     open_ways(inner, ways)
     return ways
 
 
-def scratch(inner: Floats, ways: Bits) -> Scratch:
+def scratch(inner: Held, ways: Bits) -> Scratch:
     """What a search writes, in the order of its arguments; one set a worker."""
     steps, nodes, words = ways.shape
+    unused = np.empty((steps, nodes, nodes))
+    fill(inner, unused)
     longest = nodes * (steps + 1)  # a path meets no node twice
     return (
         np.empty(nodes),  # supply [node] that is still to be sent
         np.empty(nodes),  # demand [node] that is still to be met
-        inner.copy(),  # unused [step, upper, lower]: capacity that no flow uses
+        unused,  # [step, upper, lower]: capacity that no flow uses
         np.empty_like(
             ways
         ),  # down [step, upper, word]: lower nodes to which there is unused capacity
@@ -462,57 +504,6 @@ def scratch(inner: Floats, ways: Bits) -> Scratch:
     )
 
 
-def find_scale(edges: Floats) -> float:
-    """The largest row sum of edges [layer, query, key]; exactly 1 if it is so within rounding."""
-    with np.errstate(over="ignore"):
-        largest = min(float(edges.sum(axis=-1).max()), np.finfo(np.float64).max)
-    return 1.0 if largest == 0.0 or abs(largest - 1.0) <= ROUNDING else largest
-
-
 def usable(capacities: Floats) -> Floats:
     """The same capacities, on the scale of 1, with 0 for those that carry nothing."""
     return np.ascontiguousarray(np.where(capacities > TINY, capacities, 0.0))
-
-
-def one_flow(
-    edges: Floats, source: int, targets: Sequence[int], *, scale: float | None = None
-) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
-    """One maximum flow, from a node of the top layer to some nodes of layer 0 taken together.
-
-    Returns its value, the flow on every edge [layer, query, key], and which edges are a minimum
-    cut. edges [layer, query, key] may be any finite numbers that are not negative; scale: the
-    largest row sum of the graph whose layers they are, found if None.
-    """
-    if scale is None:
-        scale = find_scale(edges)
-    if scale != 1.0:
-        value, flow, cut = one_flow(edges / scale, source, targets, scale=1.0)
-        return scale * value, scale * flow, cut
-    depth, nodes, _ = edges.shape
-    group = list(targets)
-    flow = np.zeros(edges.shape)
-    # a cut is proved by the nodes that could pass more on to the target
-    reaching = np.zeros((depth + 1, nodes), bool)
-    reaching[0, group] = True
-    draining = usable(edges[0][:, group])  # [node, target]
-    if depth == 1:
-        flow[0, source, group] = draining[source]
-    else:
-        inner = edges[1:-1]
-        ways = ways_of(inner)
-        mine = scratch(inner, ways)
-        supply, demand, unused, _, _, _, known, _, _, _ = mine
-        row, column = usable(edges[-1, source]), draining.sum(axis=1)
-        supply[:], demand[:] = row, column
-        search(np.inf, 0, nodes - 1, inner, ways, *mine)
-        flow[-1, source] = row - supply
-        flow[1:-1] = inner - unused
-        # what a node hands on fills its edges into the group one after another
-        before = draining.cumsum(axis=1) - draining
-        flow[0][:, group] = np.clip((column - demand)[:, None] - before, 0.0, draining)
-        for position in range(nodes):
-            reaching[1:-1, position] = known[:, position >> 6] & bit(position) != 0
-    outside = ~reaching
-    outside[-1] = np.arange(nodes) == source
-    cut = outside[1:, :, None] & reaching[:-1, None, :] & (edges > 0)
-    return float(flow[-1, source].sum()), flow, cut

@@ -1,9 +1,9 @@
 """What families of models differ in: one table, and the names by which Hugging Face says it.
 
 Everything that attnflow decides by a class's, a module's, a parameter's or an option's name, by a
-setting of the configuration or by its model_type stands here, and nowhere else. What can be asked of
-a model by running it (is it causal? does anything beside attention mix positions?) is not guessed
-from names: see probing.py.
+setting of the configuration or by its model_type stands here, and nowhere else. What can be asked
+of a model by running it (is it causal? does anything beside attention mix positions?) is not
+guessed from names: see probing.py.
 """
 
 from dataclasses import dataclass
@@ -134,19 +134,19 @@ def list_image_marks(model: Any, config: Any) -> list[str]:
 # ---- by settings of the configuration -----------------------------------------------------------
 
 # settings under which a model attends in a way that no graph of tokens can show
-REFUSED = {
+REFUSED_SETTINGS = {
     # BigBird and BigBird-Pegasus: random blocks, drawn anew in every pass
     ("attention_type", "block_sparse"): "attends by random blocks, whose weights are not those of a"
     " graph; set attention_type='original_full'",
 }
-# a causal LM that this setting lets read ahead: Gemma as an encoder, or over its image tokens. Every
-# other causal LM must have hidden what follows, and a mask that went missing is an error
+# a causal LM that this setting lets read ahead: Gemma as an encoder, or over its image tokens. In
+# every other causal LM what follows must be hidden, and a mask that went missing is an error
 READS_AHEAD = "use_bidirectional_attention"
 
 
 def check_attention(config: Any, name: str) -> None:
-    """Refuse a model whose configuration makes it attend as no graph can show. name: the model's."""
-    for (setting, value), reason in REFUSED.items():
+    """Refuse a model that its configuration makes attend as no graph can show, by its name."""
+    for (setting, value), reason in REFUSED_SETTINGS.items():
         if getattr(config, setting, None) == value:
             raise CaptureError(f"{name} {reason}")
 

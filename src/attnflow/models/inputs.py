@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy.typing as npt
 
-from attnflow.core.graph import integers
+from attnflow.core.checks import check_integers
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.families import find_family
 
@@ -38,10 +38,10 @@ class Encoded:
     segments: tuple[int, ...] = ()  # 0 or 1 per token, where the input is a pair of texts
 
 
-# One input: a text, a pair of texts, token ids, an image; or a pair (source, target). Several inputs
-# are a list of them; but a list of whole numbers is one input. So functions that take both say, in
-# this order: list[int] -> one result, list[Any] -> a list of results, Input -> one result. (Where
-# torch's types are not known, an image is Any, which would take a list too if it came first.)
+# One input: a text, a pair of texts, token ids, an image; or a pair (source, target). Several
+# inputs are a list of them; but a list of whole numbers is one input. So functions that take both
+# have the overloads list[int] -> one result, list[Any] -> a list of results, Input -> one result,
+# in this order: where torch's types are not known, an image is Any, and Any takes a list too.
 Image: TypeAlias = "torch.Tensor | npt.NDArray[Any] | PIL.Image.Image | os.PathLike[str]"
 Input: TypeAlias = "str | tuple[Any, ...] | list[int] | Encoded | Image"
 
@@ -207,7 +207,7 @@ def read_patch_size(config: Any) -> tuple[int, int]:
 
 def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
     """Places of inputs that run together: of similar length, and not too many tokens."""
-    (batch_tokens,) = integers([batch_tokens], "batch_tokens")
+    (batch_tokens,) = check_integers([batch_tokens], "batch_tokens")
     if batch_tokens < 1:
         raise OptionError(f"batch_tokens must be at least 1; got {batch_tokens}")
     batch: list[int] = []

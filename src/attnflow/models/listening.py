@@ -2,10 +2,10 @@
 
 The model runs as it is, with the attention implementation that it has (SDPA, its own eager):
 transformers asks `AttentionInterface.get_interface` for the function that attends, and while
-somebody listens, that function is wrapped. The wrapper calls it, passes its output on untouched, and
-computes the weights beside it from the same queries, keys and mask, block by block, fusing heads at
-once. Families that do not ask (DeBERTa, BLOOM, MPNet) are eager anyway, and give their weights with
-`output_attentions`.
+somebody listens, that function is wrapped. The wrapper calls it, passes its output on untouched,
+and computes the weights beside it from the same queries, keys and mask, block by block, fusing
+heads at once. Families that do not ask (DeBERTa, BLOOM, MPNet) are eager anyway, and give their
+weights with `output_attentions`.
 """
 
 import sys
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.graph import ROW_TOLERANCE
+from attnflow.core.arrays import ROW_TOLERANCE
 from attnflow.models.families import WINDOW
 from attnflow.models.weighing import compute_weights, fuse
 
@@ -34,7 +34,7 @@ class Call:
 
     name: str  # of the module, within its model
     weights: npt.NDArray[np.float32]  # [sequence, head (1 if fused), query, key]
-    sink: "torch.Tensor | None"  # [sequence, query]: the share of attention that goes to no token
+    no_token_share: "torch.Tensor | None"  # [sequence, query], mean over heads
     window: int | None  # a query sees keys less than so many positions away
 
 
@@ -60,7 +60,7 @@ class Layers:
         self.used = 0
         self.array: npt.NDArray[np.float32] = np.empty((0,), np.float32)
 
-    def next(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    def take(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
         """An uninitialised array of this shape."""
         if self.used == len(self.array) or self.array.shape[1:] != shape:
             self.array, self.used = np.empty((self.depth, *shape), np.float32), 0
@@ -94,10 +94,10 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
         output = attend.function(module, query, key, value, attention_mask, *rest, **options)
         if module in names:
             count = query.shape[1] if heads is None else 1
-            weights = layers.next((query.shape[0], count, query.shape[2], key.shape[2]))
+            weights = layers.take((query.shape[0], count, query.shape[2], key.shape[2]))
             # autocast would round the logits to 16 bits, and rows would not sum to 1
             with torch.autocast(query.device.type, enabled=False):
-                sink = compute_weights(
+                share = compute_weights(
                     module,
                     query,
                     key,
@@ -107,7 +107,7 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
                     options,
                     hides_future=attend.hides_future,
                 )
-            calls.append(Call(names[module], weights, sink, options.get(WINDOW)))
+            calls.append(Call(names[module], weights, share, options.get(WINDOW)))
         return output
 
     with intercepting(listen):
@@ -157,7 +157,9 @@ def patch_interface() -> Iterator[None]:
                 AttentionInterface.get_interface = AttentionInterface.get_interface.original
 
 
-def eager_calls(model: Any, arguments: dict[str, Any], heads: str | None) -> tuple[list[Call], Any]:
+def collect_eager_calls(
+    model: Any, arguments: dict[str, Any], heads: str | None
+) -> tuple[list[Call], Any]:
     """The calls of a model outside the interface, from the weights that it returns; its output."""
     try:
         output = model(**arguments, output_attentions=True)

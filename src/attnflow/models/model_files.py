@@ -10,7 +10,7 @@ from typing import Any
 
 from attnflow.errors import AttnFlowError, FileError, OptionError
 
-PATIENCE = 5.0  # seconds that the hub has to say whether it knows a model
+HUB_PATIENCE = 5.0  # seconds that the hub has to say whether it knows a model
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # files that hold a vocabulary, by how their names begin or end
 VOCABULARY = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "tekken", "encoder.json")
@@ -89,7 +89,7 @@ def ask_hub(name: str) -> ModelFiles:
 
     try:
         # asked once before transformers does, which tries for half a minute to reach a hub
-        siblings = huggingface_hub.model_info(name, timeout=PATIENCE).siblings or ()
+        siblings = huggingface_hub.model_info(name, timeout=HUB_PATIENCE).siblings or ()
         return ModelFiles(name, frozenset(file.rfilename for file in siblings), False)
     except Exception as error:
         config = huggingface_hub.try_to_load_from_cache(name, "config.json")

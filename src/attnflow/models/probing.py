@@ -17,7 +17,7 @@ from attnflow.errors import CaptureError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import check_attention, list_image_marks
 from attnflow.models.inputs import list_special_ids, read_patch_size, select_arguments
-from attnflow.models.listening import Attend, eager_calls, intercepting
+from attnflow.models.listening import Attend, collect_eager_calls, intercepting
 from attnflow.models.weighing import compute_weights
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def make_probe_inputs(model: "Model", module: Any) -> tuple[dict[str, Any], dict
 # Two inputs that differ in one position run side by side, while attention lets every position
 # look at itself alone (and at nothing in another sequence). Then no state of another position can
 # differ, unless something that is no attention carried it there: a state space, a recurrence, a
-# convolution, attention that does not ask the interface. The first module whose output differs is it.
+# convolution, attention that does not ask the interface. It is the first module whose output
+# differs.
 def probe_module(module: Any, arguments: dict[str, Any], changed: dict[int, int]) -> Probe:
     """What a torch module does with the arguments of two inputs that differ in one position.
 
@@ -157,7 +158,7 @@ def probe_module(module: Any, arguments: dict[str, Any], changed: dict[int, int]
     if causal:
         return Probe(True, all(causal), differing[0] if differing else None)
     with torch.no_grad():
-        calls, _ = eager_calls(module, arguments, None)
+        calls, _ = collect_eager_calls(module, arguments, None)
         own = [call for call in calls if call.weights.shape[2] == call.weights.shape[3]]
         blind = bool(own) and all(not np.triu(call.weights, 1).any() for call in own)
         if own and "input_ids" in arguments and blind != is_blind_ahead(module, arguments):
@@ -207,7 +208,7 @@ def is_different(output: Any, changed: dict[int, int], share: float = CHANGED) -
 
 
 def find_mixers(module: Any) -> Iterator[str]:
-    """Parts that mix positions by their kind: all that is known of attention outside the interface."""
+    """Parts that mix positions by their kind; outside the interface, that is all that is known."""
     import torch
 
     for name, part in module.named_modules():

@@ -1,8 +1,9 @@
 """The model that ships with attnflow: is the verb that follows these words singular or plural?
 
-The paper's model: a Transformer encoder of GPT-2 blocks without a causal mask, with a CLS token in front, whose state in the last layer
-goes to the classifier. Plain PyTorch; the names in `VerbNumberConfig` are those of Hugging Face, so that every part of attnflow takes it
-like any other model.
+The paper's model: a Transformer encoder of GPT-2 blocks without a causal mask, with a CLS token in
+front, whose state in the last layer goes to the classifier. Plain PyTorch; the names in
+`VerbNumberConfig` are those of Hugging Face, so that every part of attnflow takes it like any other
+model.
 """
 
 import json
@@ -43,10 +44,10 @@ class VerbNumberConfig:
 
 @dataclass(frozen=True)
 class Output:
-    """What the model gives back, called as Hugging Face calls it."""
+    """What the model returns, named as Hugging Face names it."""
 
     logits: Tensor  # [sequence, label]
-    attentions: tuple[Tensor, ...] | None = None  # one a layer: [sequence, head, query, key]
+    attentions: tuple[Tensor, ...] | None = None  # one per layer: [sequence, head, query, key]
 
 
 class SelfAttention(nn.Module):
@@ -60,14 +61,13 @@ class SelfAttention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """state: [sequence, position, width]; returns the same, and the weights [sequence, head, query, key]."""
+        """The state [sequence, position, width], mixed; weights [sequence, head, query, key]."""
         sequences, positions, width = state.shape
         projected = self.query_key_value(state).view(
             sequences, positions, 3, self.heads, width // self.heads
         )
-        query, key, value = projected.permute(
-            2, 0, 3, 1, 4
-        )  # each [sequence, head, position, width of a head]
+        # each [sequence, head, position, width of a head]
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
         scores = query @ key.transpose(2, 3) * (width // self.heads) ** -0.5
         if padding is not None:
             scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """A GPT-2 block: attention, then two layers of a feed-forward network, each on the normalised state and added to it."""
+    """A GPT-2 block: attention, then a feed-forward network, each normalised and added."""
 
     def __init__(self, config: VerbNumberConfig) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """state: [sequence, position, width]; returns the same, and the attention weights."""
+        """The next layer's state [sequence, position, width], and the attention weights."""
         mixed, weights = self.attention(self.attention_norm(state), padding)
         state = state + self.dropout(mixed)
         state = state + self.dropout(self.feed_forward(self.feed_forward_norm(state)))
@@ -136,9 +136,8 @@ class VerbNumber(nn.Module):
         """The final states [sequence, position, width], and each layer's attention weights."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         state = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))
-        padding = (
-            None if attention_mask is None else (attention_mask == 0)[:, None, None, :]
-        )  # no query sees these keys
+        # no query sees these keys
+        padding = None if attention_mask is None else (attention_mask == 0)[:, None, None, :]
         attentions = []
         for block in self.blocks:
             state, weights = block(state, padding)
@@ -160,14 +159,16 @@ class VerbNumber(nn.Module):
         return self.token_embedding.weight.dtype
 
 
-# ---- words ----------------------------------------------------------------------------------------------------------------------
+# ---- words --------------------------------------------------------------------------------------
 
-# a text is cut as the Penn Treebank cuts it: "it's" is "it" and "'s", "don't" is "do" and "n't", punctuation stands alone
+# a text is cut as the Penn Treebank cuts it: "it's" is "it" and "'s", "don't" is "do" and "n't",
+# punctuation stands alone
 PIECES = re.compile(
     r"n't\b|'(?:s|m|d|re|ve|ll)\b|\w+(?=n't\b)|\w+(?:[-.]\w+)*|``|''|--|\.\.\.|\S", re.IGNORECASE
 )
 QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-"})
-# the class of a word that the vocabulary lacks: the first rule that fits it, as the data writes rare words
+# the class of a word that the vocabulary lacks: the first rule that fits it, as the data writes
+# rare words
 CLASSES = (
     ("CD", re.compile(r"[\d.,/:-]*\d[\d.,/:-]*(?:st|nd|rd|th|s)?")),
     ("VBG", re.compile(r".{2,}ing")),
@@ -182,22 +183,25 @@ CLASSES = (
 )
 
 
-def pieces(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words and signs of a text, as the vocabulary cuts them.
 
-    >>> pieces("The dogs' owner doesn't see it, though.")
+    >>> split_words("The dogs' owner doesn't see it, though.")
     ['The', 'dogs', "'", 'owner', 'does', "n't", 'see', 'it', ',', 'though', '.']
     """
     return PIECES.findall(text.translate(QUOTES))
 
 
-def word_class(word: str, *, first: bool = False) -> str:
+def classify_word(word: str, *, first: bool = False) -> str:
     """The part-of-speech-like class of a word by its look: NN, NNS, NNP, VBG, VBN, RB, JJ or CD.
 
-    A capital means a name, except in the first word of a text; then endings decide; everything else is a singular noun.
+    A capital means a name, except in the first word of a text; then endings decide; everything else
+    is a singular noun.
 
-    >>> [word_class(word) for word in ("zorbs", "zorb", "Zorbia", "zorbing", "zorbed", "zorbly", "zorbous", "1,234")]
-    ['NNS', 'NN', 'NNP', 'VBG', 'VBN', 'RB', 'JJ', 'CD']
+    >>> [classify_word(word) for word in ("zorbs", "zorb", "Zorbia", "zorbing", "zorbed")]
+    ['NNS', 'NN', 'NNP', 'VBG', 'VBN']
+    >>> [classify_word(word) for word in ("zorbly", "zorbous", "1,234")]
+    ['RB', 'JJ', 'CD']
     """
     if word[:1].isupper() and not first:
         return "NNP"
@@ -206,7 +210,7 @@ def word_class(word: str, *, first: bool = False) -> str:
 
 
 class Encoding(dict[str, Any]):
-    """The ids of a text and the characters of each token, as Hugging Face's tokenizers give them."""
+    """A text's ids and the characters of each token, as Hugging Face's tokenizers give them."""
 
     def __init__(self, ids: list[int], names: list[str], spans: list[tuple[int, int]]) -> None:
         super().__init__(input_ids=ids, offset_mapping=spans)
@@ -222,7 +226,7 @@ class Encoding(dict[str, Any]):
 
 
 class Vocabulary:
-    """The words that the model knows, in the order of their ids; it is called as a Hugging Face tokenizer is.
+    """The words that the model knows, in the order of their ids; called as a tokenizer is.
 
     >>> vocabulary = Vocabulary([*SPECIAL, "the", "NN", "NNS"])
     >>> vocabulary("The zorbs").tokens(), vocabulary("The zorbs")["input_ids"]
@@ -239,7 +243,8 @@ class Vocabulary:
         self.words = tuple(words)
         if self.words[: len(SPECIAL)] != SPECIAL or len(set(self.words)) != len(self.words):
             raise FileError(
-                f"a vocabulary must begin with {', '.join(SPECIAL)} and name each word once; got {self.words[:3]}"
+                f"a vocabulary must begin with {', '.join(SPECIAL)} and name each word once;"
+                f" got {self.words[:3]}"
             )
 
     @cached_property
@@ -255,33 +260,29 @@ class Vocabulary:
     ) -> Encoding:
         """CLS and the ids of a text's words; from its start, if it is cut."""
         matches = list(PIECES.finditer(text.translate(QUOTES)))
-        words, spans = [each.group() for each in matches], [each.span() for each in matches]
-        found = [self.known(word, first=not place) for place, word in enumerate(words)]
+        words, spans = [match.group() for match in matches], [match.span() for match in matches]
+        entries = [self.find_entry(word, first=not place) for place, word in enumerate(words)]
         names = [
-            each if each in (word, word.lower()) else f"{word}/{each}"
-            for word, each in zip(words, found, strict=True)
+            entry if entry in (word, word.lower()) else f"{word}/{entry}"
+            for word, entry in zip(words, entries, strict=True)
         ]
         end = max_length if truncation else None
         return Encoding(
-            [self.cls_token_id, *(self.ids[each] for each in found)][:end],
+            [self.cls_token_id, *(self.ids[entry] for entry in entries)][:end],
             [CLS, *names][:end],
             [(0, 0), *spans][:end],
         )
 
-    def known(self, word: str, *, first: bool = False) -> str:
-        """The word itself, else lower-cased, else its class, else UNK: whichever the model knows."""
-        return next(
-            (
-                each
-                for each in (word, word.lower(), word_class(word, first=first))
-                if each in self.ids
-            ),
-            UNK,
-        )
+    def find_entry(self, word: str, *, first: bool = False) -> str:
+        """The word itself, else in lower case, else its class: what the model knows; else UNK."""
+        entries = (word, word.lower(), classify_word(word, first=first))
+        return next((entry for entry in entries if entry in self.ids), UNK)
 
     def ids_of(self, words: Iterable[str]) -> list[int]:
         """The ids of words that are cut already, without CLS."""
-        return [self.ids[self.known(word, first=not place)] for place, word in enumerate(words)]
+        return [
+            self.ids[self.find_entry(word, first=not place)] for place, word in enumerate(words)
+        ]
 
     def get_vocab(self) -> dict[str, int]:
         """The id of each word, as Hugging Face calls it."""
@@ -289,14 +290,17 @@ class Vocabulary:
 
     def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
         """The words of ids."""
-        return [self.words[each] for each in ids]
+        return [self.words[number] for number in ids]
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------------
 
 
 def save_verb_number(model: VerbNumber, vocabulary: Vocabulary, folder: Path) -> None:
-    """Write weights in float16, vocabulary and size to a folder, each file beside its name first; the weights last."""
+    """Write weights in float16, vocabulary and size to a folder; the weights last.
+
+    Each file is written beside its name first, so that none is ever half there.
+    """
     from safetensors.torch import save as to_bytes
 
     weights = {

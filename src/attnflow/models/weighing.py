@@ -1,10 +1,10 @@
 """Attention weights from queries and keys: block by block, heads fused at once.
 
-`capture` and `record` share what is here but for the loop over blocks, which stands twice on purpose.
-Here queries and keys come from transformers' interface, projected, rotated and perhaps in groups,
-and keys that the causal mask hides are never multiplied. There (multihead.py) the projections are
-those of `nn.MultiheadAttention`, keys are added that are no tokens, padded queries may have no key
-at all, and every row is checked, because no other check follows.
+`capture` and `record` share what is here but for the loop over blocks, which stands twice on
+purpose. Here queries and keys come from transformers' interface, projected, rotated and perhaps in
+groups, and keys that the causal mask hides are never multiplied. There (multihead.py) the
+projections are those of `nn.MultiheadAttention`, keys are added that are no tokens, padded queries
+may have no key at all, and every row is checked, because no other check follows.
 """
 
 from collections.abc import Iterator

@@ -17,14 +17,16 @@ import numpy as np
 
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generation import Generation, PromptAttention
+from attnflow.core.arrays import Array
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, Method, read_methods
 from attnflow.core.files import dump_json
-from attnflow.core.graph import Array, AttentionGraph
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.requests import MOSTLY, are_even
 from attnflow.core.results import TokenAttention
-from attnflow.core.text import is_common
+from attnflow.core.text import is_common, show_token
+from attnflow.errors import printable
 from attnflow.notices import collect_notices
 from attnflow.show.colours import AGAINST, DARK_AGAINST, DARK_RAMP, RAMP
 
@@ -87,9 +89,9 @@ def explanation_page(explanation: Explanation) -> str:
     normalize = next((result.normalize for result in explanation.results.values()), None)
     data: Data = {
         "kind": "explanation",
-        "text": " ‖ ".join(explanation.texts),
-        "model": explanation.model,
-        "prediction": explanation.prediction,
+        "text": printable(" ‖ ".join(explanation.texts)),
+        "model": printable(explanation.model),
+        "prediction": describe_prediction(explanation.prediction),
         "position": explanation.position,
         "normalize": normalize,
         "methods": methods,
@@ -97,7 +99,7 @@ def explanation_page(explanation: Explanation) -> str:
             {
                 "name": name,
                 **describe_name(name),
-                "target": importance.target,
+                "target": show_token(importance.target),
                 "probability": importance.probability,
                 "signed": importance.signed,
                 "values": round_numbers(importance.values),
@@ -141,7 +143,7 @@ def generation_page(generation: Generation, *, methods: Choices | None = None) -
     tokens = (*generation.prompt, *generation.tokens)
     data: Data = {
         "kind": "generation",
-        "text": generation.text,
+        "text": printable(generation.text),
         "prompt": generation.size,
         "position": generation.size - 1,
         "probabilities": round_numbers(generation.probabilities),
@@ -175,13 +177,18 @@ def framed(page: str) -> str:
     return f'<iframe title="attnflow" srcdoc="{html.escape(page)}" {attributes}></iframe>'
 
 
-# ---- the methods ----------------------------------------------------------------------------------
+# ---- the methods --------------------------------------------------------------------------------
 
 
 def describe_name(name: str) -> Data:
     """What the page calls a method or an importance, and what it says of it."""
     title, meaning = TITLES.get(name, (name, ""))
-    return {"title": title, "meaning": meaning}
+    return {"title": printable(title), "meaning": meaning}
+
+
+def describe_prediction(prediction: tuple[str, float] | None) -> tuple[str, float] | None:
+    """The label as a person reads it: of a language model it is a token."""
+    return None if prediction is None else (show_token(prediction[0]), prediction[1])
 
 
 def describe_result(
@@ -192,7 +199,7 @@ def describe_result(
     graph: AttentionGraph,
     packed: Mapping[str, Any],
 ) -> Data:
-    """One method of an explanation: what it is called, and the rows that the page cannot compute."""
+    """One method of an explanation: its name, and the rows that the page cannot compute."""
     data: Data = {"name": name, **describe_name(name)}
     kind = COMPUTED.get(function) if function is not None else None
     if kind is not None and "weights" in packed and graph.residual is not None:
@@ -221,7 +228,7 @@ def describe_prompt_attention(result: PromptAttention, generation: Generation) -
     return data
 
 
-# ---- the data -------------------------------------------------------------------------------------
+# ---- the data -----------------------------------------------------------------------------------
 
 
 def pack_array(array: Array) -> Data:
@@ -288,6 +295,7 @@ def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: Atten
     names = list(tokens)
     return {
         "tokens": names,
+        "names": [show_token(token) for token in names],
         "special": [int(mark) for mark in special],
         "common": [int(is_common(token)) for token in names],
         "removed": list(graph.removed),
@@ -301,7 +309,7 @@ def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: Atten
     }
 
 
-# ---- the file -------------------------------------------------------------------------------------
+# ---- the file -----------------------------------------------------------------------------------
 
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 

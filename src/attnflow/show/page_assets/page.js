@@ -203,28 +203,13 @@ const restingEdges = remembered(2, (count) => {
 
 // ---- words and colours -----------------------------------------------------------------------------------------------
 
-const SYMBOLS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
-const DECEPTIVE = /[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]/g; // takes no room, or turns what follows around
-const LONE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|[\ufffe\uffff]/g;
-
-/** A token as it is shown: without the mark of a word's start; what cannot be seen is named. */
-function visible(token) {
-  if (token === "") return "∅";
-  if (token === "Ġ" || token === "▁") return "␣";
-  const hex = (character) => character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-  const code = (character) => SYMBOLS[character] ?? `U+${hex(character)}`;
-  if (/^[\s\p{C}\p{Z}]+$/u.test(token.slice(0, 200))) return Array.from(token.slice(0, 4), code).join(" ");
-  const text = token.replace(/^[Ġ▁](?=.)/su, "").replace(/Ċ/g, "↵").replace(LONE, "\ufffd").replace(DECEPTIVE, (c) => `‹${hex(c)}›`);
-  return text.replace(/[\0-\x1f\x7f]/g, (c) => SYMBOLS[c] ?? (c === "\x7f" ? "␡" : String.fromCharCode(0x2400 + c.charCodeAt(0))));
-}
-
 /** At most so many characters of a text. */
 function shortened(text, most) {
   const characters = Array.from(text.slice(0, 4 * most));
   return characters.length > most ? characters.slice(0, most - 1).join("") + "…" : characters.join("");
 }
 
-const names = tokens.map(visible);
+const { names } = data; // as a person reads them: what cannot be seen is escaped by Python
 const shorts = names.map((name) => shortened(name, 12));
 const isolated = (text) => `\u2068${shortened(text, 40)}\u2069`; // right-to-left text moves nothing around it
 const quoted = (place) => `“${isolated(names[place])}”`;
@@ -365,7 +350,7 @@ function paintTitle(node) {
   byId("least").parentElement.classList.toggle("signed", Boolean(each?.signed));
   byId("least").parentElement.hidden = isEven(state.method, node);
   const sides = each?.signed ? " Blue tokens speak for it, orange ones against it." : "";
-  const watched = each ? ` Watched: ${isolated(visible(each.target))}, probability ${chance(each.probability)}.${sides}` : "";
+  const watched = each ? ` Watched: ${isolated(each.target)}, probability ${chance(each.probability)}.${sides}` : "";
   byId("meaning").textContent = about(state.method).meaning + watched;
   const note = noteOf(node);
   byId("note").hidden = !note;
@@ -694,6 +679,14 @@ function paintFocus() {
   Object.assign(document.body.dataset, { focus: `${node.layer},${node.position}` });
 }
 
+/** The scales of the legend: the colours of the tokens. */
+function paintLegend() {
+  const up = RAMPS[theme()], against = [...RAMPS[theme() + "Against"]].reverse();
+  const scale = (name, colours) => document.documentElement.style.setProperty(name, `linear-gradient(90deg, ${colours.join()})`);
+  scale("--ramp", up);
+  scale("--ramp-signed", [...against, ...up]);
+}
+
 /** Everything. */
 function paint() {
   paintChoice();
@@ -718,6 +711,7 @@ function paint() {
   }
   const { method, layer, position, head, pinned, common, special } = state;
   Object.assign(document.body.dataset, { method, layer, position, head: head ?? "mean", pinned, common, special, theme: theme() });
+  paintLegend();
   byId("theme").textContent = theme() === "dark" ? "Light" : "Dark";
   byId("theme").setAttribute("aria-label", `Switch to ${theme() === "dark" ? "light" : "dark"} colours`);
 }
@@ -909,17 +903,17 @@ function buildHeader() {
   const counts = isGeneration ? `${keys} prompt tokens, ${tokens.length - keys} generated` : `${size} tokens`;
   byId("kicker").textContent = ["attnflow", data.model, counts, `${depth} layers`].filter(Boolean).join(" · ");
   const [name, probability] = data.prediction ?? [isGeneration ? "What each generated token looked at" : "Token attention", null];
-  byId("title").textContent = shortened(visible(name), 80) + (probability === null ? "" : " ");
+  byId("title").textContent = shortened(name, 80) + (probability === null ? "" : " ");
   if (probability !== null) byId("title").append(element("small", "", `with probability ${chance(probability)}`));
-  byId("subtitle").textContent = data.text && shortened(visible(data.text), 400);
-  document.title = `attnflow: ${shortened(visible(data.text || name), 60)}`;
+  byId("subtitle").textContent = data.text && shortened(data.text, 400);
+  document.title = `attnflow: ${shortened(data.text || name, 60)}`;
   const notes = [...data.notes, ...(isGeneration ? [] : [NORMALISED[data.normalize] ?? NORMALISED.none]), `${isInside ? "The residual is inside the edges" : `Residual ${residual}`}. Numbers are right to 0.001; they travel in this file as 16-bit floats.`, data.source];
   byId("notes").replaceChildren(...notes.map((note) => element("li", "", note)));
 }
 
 function buildControls() {
   byId("tabs").append(...[...methods, "all"].map((method, place) => {
-    const tab = element("button", "", shortened(visible(label(method)), 40));
+    const tab = element("button", "", shortened(label(method), 40));
     Object.assign(tab, { type: "button", id: /^\w+$/.test(method) ? `tab-${method}` : `tab-${place}` }); // a name may hold spaces
     tab.dataset.method = method;
     for (const [name, value] of [["role", "tab"], ["aria-controls", "panel"]]) tab.setAttribute(name, value);

@@ -1,0 +1,104 @@
+"""`Layers`: the edges of a graph as they are held, in float64 where and when they are needed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+
+from attnflow.core.arrays import Array, Floats
+
+Held = tuple[Array, Floats, Floats]  # weights, factors and diagonal, as the kernels take them
+
+ROUNDING = 1e-13  # a largest row sum this close to 1 is 1
+BLOCK = 2**20  # numbers that are in float64 at a time where a layer is not needed whole
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Edges [layer, query, key] of any precision, which never stand in float64 all at once.
+
+    edges[l, q, k] = factors[l, q] * weights[l, q, k] + diagonal[l, q] * (q == k)
+
+    So rows of float32 sum to 1 in float64, with their residual, and the weights stay as they came.
+    Indexing is that of an array: a number gives one layer in float64, a slice some layers.
+
+    >>> layers = Layers(np.eye(2)[None], np.full((1, 2), 0.5), np.full((1, 2), 0.5))
+    >>> layers[0].tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    weights: Array  # [layer, query, key], float32 or float64
+    factors: Floats  # [layer, query]
+    diagonal: Floats  # [layer, query]
+
+    @classmethod
+    def of_edges(cls, edges: Array) -> "Layers":
+        """Edges [layer, query, key] as they are."""
+        return cls(edges, np.ones(edges.shape[:2]), np.zeros(edges.shape[:2]))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(layers, queries, keys)."""
+        depth, queries, keys = self.weights.shape
+        return depth, queries, keys
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __iter__(self) -> Iterator[Floats]:
+        return map(self.rows, range(len(self)))
+
+    @overload
+    def __getitem__(self, place: int) -> Floats: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Layers": ...
+    def __getitem__(self, place: int | slice) -> "Floats | Layers":
+        if isinstance(place, slice):
+            return Layers(self.weights[place], self.factors[place], self.diagonal[place])
+        return self.rows(place)
+
+    def rows(self, layer: int, queries: Any = slice(None)) -> Floats:
+        """[query, key]: some rows of one layer, a new array; queries: whatever indexes an axis."""
+        rows: Floats = self.factors[layer][queries][:, None] * self.weights[layer][queries]
+        own = np.arange(self.shape[1])[queries]  # the key that is the query itself
+        rows[np.arange(len(own)), own] += self.diagonal[layer][queries]
+        return rows
+
+    def blocks(self) -> list[slice]:
+        """The queries of a layer, so many together that their rows have about BLOCK numbers."""
+        _, queries, keys = self.shape
+        step = max(1, BLOCK // keys)
+        return [slice(start, start + step) for start in range(0, queries, step)]
+
+    def carry_down(self, layer: int, values: Floats) -> Floats:
+        """values [..., query] @ edges of a layer: [..., key]."""
+        carried: Floats = values * self.diagonal[layer]
+        shares = values * self.factors[layer]
+        for part in self.blocks():
+            carried += shares[..., part] @ self.weights[layer, part].astype(np.float64, copy=False)
+        return carried
+
+    def sum_columns(self, layer: int) -> Floats:
+        """[key]: what enters each node of the layer below."""
+        return self.carry_down(layer, np.ones(self.shape[1]))
+
+    def largest_row_sum(self) -> float:
+        """The most that leaves any node; exactly 1 if it is so within rounding, or all is 0."""
+        with np.errstate(over="ignore"):
+            sums = self.factors * self.weights.sum(axis=-1, dtype=np.float64) + self.diagonal
+        largest = min(float(sums.max()), np.finfo(np.float64).max)
+        return 1.0 if largest == 0.0 or abs(largest - 1.0) <= ROUNDING else largest
+
+    def scale_down(self, scale: float) -> "Layers":
+        """The same edges divided by a number."""
+        if scale < np.finfo(np.float64).tiny:  # one over it is infinite
+            return Layers.of_edges(np.stack([layer / scale for layer in self]))
+        return Layers(self.weights, self.factors / scale, self.diagonal / scale)
+
+    @property
+    def held(self) -> Held:
+        """What the kernels take; always read-only, which is a type of its own to them."""
+        weights = self.weights.view()
+        weights.setflags(write=False)
+        return weights, self.factors, self.diagonal
