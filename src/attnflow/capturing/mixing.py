@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from attnflow.errors import CaptureError
-from attnflow.models.families import NO_TOKEN_SCORE, WINDOW
+from attnflow.models.families import NO_TOKEN_SCORE, name_part
 from attnflow.models.listening import Attend, intercepting
 from attnflow.models.weighing import compute_weights
 from attnflow.models.wiring import Tap, Wiring, first_state
@@ -128,7 +128,9 @@ def read_gain(module: Any, entered: "torch.Tensor", left: "torch.Tensor", name: 
     linear = float((doubled - offset - 2 * (plain - offset)).norm()) < tolerance
     length = 1.0 if linear else float(start.pow(2).mean().sqrt())
     weight = (plain - offset) / (start / length)
-    gain = Gain(weight.float().to(entered.device), offset.float().to(entered.device), centred, entered)
+    gain = Gain(
+        weight.float().to(entered.device), offset.float().to(entered.device), centred, entered
+    )
     turned = gain.turn(entered)
     target = left - gain.offset
     scale = (turned * target).sum(dim=-1, keepdim=True) / turned.pow(2).sum(
@@ -165,6 +167,7 @@ class Pending:
     values: "torch.Tensor"  # [sequence, head, key, width]
     joined: "torch.Tensor"  # [sequence, query, head, width], what attention gave
     residual: "torch.Tensor"  # [sequence, query, model width]
+    crosses: bool  # it attends to another sequence
     seen: dict[Tap, "torch.Tensor"] = field(default_factory=dict)
 
 
@@ -218,6 +221,7 @@ def follow_layers(model: Any, wirings: Sequence[Wiring], finish: Finish) -> Iter
                 spread_groups(value.detach().float(), query.shape[1]),
                 joined,
                 latest[wiring.residual],
+                name_part(wiring.attention) == "cross",
             )
         )
         return output
@@ -239,7 +243,9 @@ def follow_layers(model: Any, wirings: Sequence[Wiring], finish: Finish) -> Iter
                 hooks.callback(module.register_forward_hook(after).remove)
         yield
     if pending or done[0] != len(wirings):
-        raise CaptureError(f"{done[0]} of {len(wirings)} attention layers were followed to their end")
+        raise CaptureError(
+            f"{done[0]} of {len(wirings)} attention layers were followed to their end"
+        )
 
 
 def list_taps(wiring: Wiring) -> list[Tap]:
@@ -296,9 +302,19 @@ def spread_groups(value: "torch.Tensor", heads: int) -> "torch.Tensor":
 
 
 def make_mix(
-    modules: dict[str, Any], layer: Pending, place: int, queries: int, keys: int
+    modules: dict[str, Any],
+    layer: Pending,
+    place: int,
+    queries: int,
+    keys: int,
+    gradient: "torch.Tensor | None" = None,
 ) -> LayerMix:
-    """The mix of one sequence of a batch, with so many real queries and keys; checked."""
+    """The mix of one sequence of a batch, with so many real queries and keys; checked.
+
+    gradient: [sequence, query, head, width], of the target by what attention gave.
+    """
+    import torch
+
     wiring = layer.wiring
 
     def state(tap: Tap) -> "torch.Tensor":
@@ -339,11 +355,48 @@ def make_mix(
         gain = read_gain(modules[wiring.norm], stream, left, wiring.norm)
         vectors, residual = gain.turn(vectors), gain.scale * gain.turn(residual)
         weights, stream = weights * gain.scale[None], left
+    by_weight = None
+    if gradient is not None:  # d target / d weight[i, j] = <d target / d output[i], value[j]>
+        by_output = gradient[place, :queries].float().transpose(0, 1)  # [head, query, width]
+        by_weight = by_output @ values.transpose(1, 2)
+    own = torch.arange(queries, device=attention.device)
+    mix = LayerMix(
+        wiring.attention,
+        attention,
+        weights,
+        values,
+        projection,
+        vectors,
+        residual,
+        stream,
+        own,
+        by_weight,
+    )
+    return mix if queries == keys and not layer.crosses else add_own_keys(mix)
+
+
+def add_own_keys(mix: LayerMix) -> LayerMix:
+    """A mix of attention to another sequence, with each query as one more key.
+
+    It has no weight and no value there: only the residual, which is the query's own.
+    """
     import torch
 
-    own = torch.arange(queries, device=attention.device) + (keys - queries)
-    return LayerMix(
-        wiring.attention, attention, weights, values, projection, vectors, residual, stream, own
+    queries, keys = mix.attention.shape[1:]
+
+    def widen(tensor: "torch.Tensor", dimension: int) -> "torch.Tensor":
+        shape = list(tensor.shape)
+        shape[dimension] = queries
+        return torch.cat([tensor, tensor.new_zeros(shape)], dim=dimension)
+
+    return replace(
+        mix,
+        attention=widen(mix.attention, 2),
+        weights=widen(mix.weights, 2),
+        values=widen(mix.values, 1),
+        vectors=widen(mix.vectors, 1),
+        own=mix.own + keys,
+        gradient=None if mix.gradient is None else widen(mix.gradient, 2),
     )
 
 

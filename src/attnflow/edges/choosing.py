@@ -145,7 +145,9 @@ def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
         else:
             weight = edge_weight(name or name_function(item, "edge weight"), item)
         if weight.name in weights:
-            raise OptionError(f"each edge weight must have a name of its own; got {weight.name!r} twice")
+            raise OptionError(
+                f"each edge weight must have a name of its own; got {weight.name!r} twice"
+            )
         weights[weight.name] = weight
     if not weights:
         raise OptionError(f"at least one edge weight is needed; choose from {', '.join(EDGES)}")

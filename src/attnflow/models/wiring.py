@@ -7,8 +7,8 @@ after. Where no such sum is seen, attention stands otherwise than anybody has lo
 builds on the wiring is refused, by the attention's name.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,16 +142,16 @@ def find_wiring(events: list[Event], call: int, modules: dict[str, Any]) -> Wiri
     )
 
 
-def find_projection(
-    events: list[Event], call: int, modules: dict[str, Any]
-) -> tuple[int, str]:
+def find_projection(events: list[Event], call: int, modules: dict[str, Any]) -> tuple[int, str]:
     """Where the module that joins the heads gives its result, and its name."""
     joined = events[call].state
     for place in range(call + 1, min(call + LOOK_AHEAD, len(events))):
         event = events[place]
         if event.tap is None:
             break
-        entered = event.tap.side == "in" and getattr(modules[event.module], "weight", None) is not None
+        entered = (
+            event.tap.side == "in" and getattr(modules[event.module], "weight", None) is not None
+        )
         if entered and event.state.numel() == joined.numel() and is_same(event.state, joined):
             for after in range(place + 1, len(events)):
                 if events[after].tap == Tap("out", event.module):
