@@ -19,6 +19,7 @@ from attnflow.core.arrays import (
     to_array,
 )
 from attnflow.core.checks import (
+    check_grid,
     check_integers,
     check_layer_names,
     check_names,
@@ -145,7 +146,7 @@ class Attention:
             fused=fused,
             no_token_share=no_token_share,
             layer_names=check_layer_names(layer_names, depth),
-            grid=None if grid is None else (int(grid[0]), int(grid[1])),
+            grid=check_grid(grid),
             source=check_source(source),
         )
 
@@ -345,7 +346,8 @@ class Attention:
             if self.fused
             else f"{self.heads} head{'s' * (self.heads > 1)}"
         )
-        return f"<Attention: {layers}, {heads}, {self.size} {'causal ' if self.causal else ''}positions>"
+        kind = "causal " if self.causal else ""
+        return f"<Attention: {layers}, {heads}, {self.size} {kind}positions>"
 
 
 def check_shares(shares: Any, shape: tuple[int, int]) -> Floats:

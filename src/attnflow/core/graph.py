@@ -1,8 +1,10 @@
 """`AttentionGraph`: attention weights of one sequence, fused over heads, as a layered graph.
 
-Numbering, here and everywhere: layers are numbered like Hugging Face's `hidden_states`: 0 is the input, l is the output of layer l,
-for l = 1..depth. Nodes are (l, position); edges lead from (l, query) down to (l-1, key). Heads and positions count from 0.
-The weight of an edge is `(1 - residual) * weights[l-1, query, key] + residual * (query == key)`, so the edges out of a node sum to 1.
+Numbering, here and everywhere: layers are numbered like Hugging Face's `hidden_states`: 0 is the
+input, l is the output of layer l, for l = 1..depth. Nodes are (l, position); edges lead from
+(l, query) down to (l-1, key). Heads and positions count from 0. The weight of an edge is
+`(1 - residual) * weights[l-1, query, key] + residual * (query == key)`, so the edges out of a node
+sum to 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,8 +43,9 @@ RESIDUAL = 0.5
 class AttentionGraph:
     """What rollout and flow run on: a layered graph. Usually made by `Attention.graph()`.
 
-    Either from fused attention weights, into which the residual is mixed, or from edges of any kind,
-    which hold it already.
+    Either from fused attention weights, into which the residual is mixed, or from edges of any
+    kind, which hold it already. Weights of float32 stay float32, in which rows sum to 1 only
+    nearly; edges are float64, in which they do. All arrays are read-only.
 
     Parameters
     ----------
@@ -63,7 +66,7 @@ class AttentionGraph:
     words
         The word that each token belongs to, by number.
     removed
-        Positions that are taken out.
+        Positions that are taken out; a negative one counts from the end.
     layer_names
         What each layer is, where they are not simply a model's layers.
     edge_name
@@ -73,9 +76,6 @@ class AttentionGraph:
     copy
         False: the array given, if it is a numpy array of float32 or float64, becomes the graph's
         own and is renormalised in place.
-
-    Weights of float32 stay float32, in which rows sum to 1 only nearly; edges are float64, in
-    which they do. All arrays are read-only.
 
     >>> graph = AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]])
     >>> graph.edges[0].tolist()
@@ -185,7 +185,7 @@ class AttentionGraph:
 
     @cached_property
     def _factors(self) -> Floats:
-        """[layer, query]: what rows are multiplied by to sum to 1, which those of float64 do already."""
+        """[layer, query]: what makes rows sum to 1; those of float64 do already."""
         if self.residual is None or self.weights.dtype == np.float64:
             return np.ones(self.weights.shape[:2])
         sums: Floats = self.weights.sum(axis=-1, dtype=np.float64)
@@ -206,7 +206,12 @@ class AttentionGraph:
         return read_only(np.stack(list(self.edge_layers)))
 
     def layer_edges(self, number: int) -> Floats:
-        """[query, key]: the edges from layer `number` to the one below, in float64, a new array.
+        """[query, key]: the edges from one layer to the one below, in float64, a new array.
+
+        Parameters
+        ----------
+        number
+            The upper layer, from 1 to depth.
 
         >>> AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]]).layer_edges(1).tolist()
         [[0.75, 0.25], [0.5, 0.5]]
@@ -216,7 +221,18 @@ class AttentionGraph:
         return self.edge_layers[number - 1]
 
     def weight_rows(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-        """[layer, query, key]: rows of the weights in float64, in which they sum to 1."""
+        """[layer, query, key]: rows of the weights in float64, in which they sum to 1.
+
+        Parameters
+        ----------
+        layers
+            Layers, from 1 to depth.
+        positions
+            Whose rows to give, from 0.
+
+        >>> AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]]).weight_rows([1], [1]).tolist()
+        [[[1.0, 0.0]]]
+        """
         picked = np.ix_([layer - 1 for layer in layers], positions)
         rows: Floats = self._factors[picked][..., None] * self.weights[picked]
         return rows
@@ -236,7 +252,7 @@ class AttentionGraph:
                 take_out(even[window][None], self.removed)
         layers = [even[window] for window in self.window]
         same = np.broadcast_to(layers[0], (self.depth, self.size, self.size))
-        kept = {each.name: getattr(self, each.name) for each in fields(self)}
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
         return make_graph(**kept | {"weights": same if len(even) == 1 else np.stack(layers)})
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ def check_mask(
     """
     inferred = causal is None
     causal, windows = read_mask(weights, causal, window)
-    if any(each is not None for each in windows) or (causal and not inferred):
+    if windows.count(None) < len(windows) or (causal and not inferred):
         apply_mask(weights, what, causal, windows, leak)
     return causal, windows
 
@@ -35,7 +35,7 @@ def check_mask(
 def read_mask(
     weights: Array, causal: bool | None, window: int | Sequence[int | None] | None
 ) -> tuple[bool, tuple[int | None, ...]]:
-    """Whether weights [layer, ..., query, key] are causal, inferred if None; each layer's window."""
+    """Whether weights [layer, ..., query, key] are causal, inferred if None; their windows."""
     windows = check_windows(window, len(weights))
     if causal is not None and not isinstance(causal, bool | np.bool_):
         raise OptionError(f"causal must be True, False, or None to find out; got {causal!r}")
@@ -86,8 +86,9 @@ def apply_mask(
                 place = find_first(outside > leak)
                 layers = slice(number, number + 1)
                 raise WeightsError(
-                    f"{what} must be 0 where the mask hides a key (causal={causal}, window={window});"
-                    f" got {outside[place]:.3g} at {name_place(rows[None], (0, *place), layers, queries)}"
+                    f"{what} must be 0 where the mask hides a key (causal={causal},"
+                    f" window={window}); got {outside[place]:.3g} at"
+                    f" {name_place(rows[None], (0, *place), layers, queries)}"
                 )
             if outside.any():
                 kept = np.where(hidden, 0.0, rows.astype(np.float64))

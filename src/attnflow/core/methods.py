@@ -1,4 +1,4 @@
-"""The methods: raw attention, attention rollout and attention flow, from a graph to token attention."""
+"""The methods: raw attention, attention rollout and attention flow."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -95,7 +95,8 @@ def rollout(
 
     def compute(graph: AttentionGraph) -> Floats:
         below, size = ask.bottom, graph.size
-        # rows of a layer travel down by vector-matrix products; many rows are cheaper as full products from the bottom up
+        # rows of a layer travel down by vector-matrix products; many rows are cheaper as full
+        # products from the bottom up
         downwards = sum(layer - below for layer in ask.layers) * len(ask.positions)
         upwards = (max(ask.layers) - below) * size
         travel = roll_down if downwards < upwards else roll_up
