@@ -84,9 +84,9 @@ def clean_json(content: object) -> object:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """(number, line) of a text in UTF-8, numbered from 1, without blank lines.
+    """The lines of a text in UTF-8 with their numbers from 1; blank ones are left out.
 
-    A file whose name ends in .gz is unpacked.
+    The file is unpacked by gzip if its name ends in .gz.
     """
     number = 0
     try:

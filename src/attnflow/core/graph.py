@@ -44,8 +44,7 @@ class AttentionGraph:
     """What rollout and flow run on: a layered graph. Usually made by `Attention.graph()`.
 
     Either from fused attention weights, into which the residual is mixed, or from edges of any
-    kind, which hold it already. Weights of float32 stay float32, in which rows sum to 1 only
-    nearly; edges are float64, in which they do. All arrays are read-only.
+    kind, which hold it already.
 
     Parameters
     ----------
@@ -76,6 +75,9 @@ class AttentionGraph:
     copy
         False: the array given, if it is a numpy array of float32 or float64, becomes the graph's
         own and is renormalised in place.
+
+    Weights of float32 stay float32, in which rows sum to 1 only nearly; edges are float64, in
+    which they do. All arrays are read-only.
 
     >>> graph = AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]])
     >>> graph.edges[0].tolist()
@@ -185,7 +187,7 @@ class AttentionGraph:
 
     @cached_property
     def _factors(self) -> Floats:
-        """[layer, query]: what makes rows sum to 1; those of float64 do already."""
+        """[layer, query]: what rows are multiplied by to sum to 1; those of float64 do already."""
         if self.residual is None or self.weights.dtype == np.float64:
             return np.ones(self.weights.shape[:2])
         sums: Floats = self.weights.sum(axis=-1, dtype=np.float64)

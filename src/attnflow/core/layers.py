@@ -1,4 +1,4 @@
-"""`Layers`: the edges of a graph as they are held, in float64 only where they are needed."""
+"""`Layers`: the edges of a graph as they are held, in float64 where and when they are needed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

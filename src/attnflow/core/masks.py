@@ -85,10 +85,10 @@ def apply_mask(
             if outside.max() > leak:
                 place = find_first(outside > leak)
                 layers = slice(number, number + 1)
+                where = name_place(rows[None], (0, *place), layers, queries)
                 raise WeightsError(
                     f"{what} must be 0 where the mask hides a key (causal={causal},"
-                    f" window={window}); got {outside[place]:.3g} at"
-                    f" {name_place(rows[None], (0, *place), layers, queries)}"
+                    f" window={window}); got {outside[place]:.3g} at {where}"
                 )
             if outside.any():
                 kept = np.where(hidden, 0.0, rows.astype(np.float64))
