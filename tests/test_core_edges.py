@@ -211,7 +211,7 @@ def test_lines_have_their_numbers_and_lose_marks_and_blanks(tmp_path: Path) -> N
     [
         ("latin.txt", b"the key\ncaf\xe9\n", r"latin.txt, line 2: not UTF-8 \(.*\); save the file"),
         ("plain.gz", b"the key\n", "cannot read .*plain.gz: "),
-        ("cut.gz", gzip.compress(b"the key\n" * 99)[:-9], "cannot read .*cut.gz: "),
+        ("cut.gz", gzip.compress(b"the key\n" * 99, mtime=0)[:-9], "cannot read .*cut.gz: "),
         ("missing.txt", None, "cannot read .*missing.txt: No such file"),
     ],
 )
