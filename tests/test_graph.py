@@ -518,6 +518,8 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
     (lambda: af.Attention(WEIGHTS, no_token_share=np.zeros(3)), "no_token_share must have shape"),
     (lambda: af.AttentionGraph(WEIGHTS), "3 axes"),
+    (lambda: af.Attention(WEIGHTS, grid=(0, 3)), "grid must be .down, across., each at least 1"),
+    (lambda: af.Attention(WEIGHTS, grid=(2, 1.5)), "grid must be whole numbers; got 1.5"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS, source="mine"), "source must be a Source"),  # type: ignore[arg-type]
     (lambda: af.AttentionGraph(WEIGHTS[:, 0], source=3), "source must be a Source"),  # type: ignore[arg-type]
     (lambda: af.AttentionGraph(WEIGHTS[:, 0], edge_name=3), "edge_name must be a string"),  # type: ignore[arg-type]

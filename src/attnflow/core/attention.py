@@ -19,6 +19,7 @@ from attnflow.core.arrays import (
     to_array,
 )
 from attnflow.core.checks import (
+    check_grid,
     check_integers,
     check_layer_names,
     check_names,
@@ -146,7 +147,7 @@ class Attention:
             fused=fused,
             no_token_share=no_token_share,
             layer_names=check_layer_names(layer_names, depth),
-            grid=None if grid is None else (int(grid[0]), int(grid[1])),
+            grid=check_grid(grid),
             source=check_source(source),
         )
 

@@ -131,3 +131,13 @@ def check_words(words: Any, size: int) -> tuple[int | None, ...] | None:
             f"words must give a word number (or None) to each of {size} positions; got {len(given)}"
         )
     return tuple(None if word is None or word < 0 else int(word) for word in given)
+
+
+def check_grid(grid: Any) -> tuple[int, int] | None:
+    """Patches down and across, at least 1 each."""
+    if grid is None:
+        return None
+    sides = check_integers(grid, "grid")
+    if len(sides) != 2 or min(sides) < 1:
+        raise OptionError(f"grid must be (down, across), each at least 1; got {grid!r}")
+    return sides[0], sides[1]

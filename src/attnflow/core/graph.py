@@ -65,7 +65,7 @@ class AttentionGraph:
     words
         The word that each token belongs to, by number.
     removed
-        Positions that are taken out.
+        Positions that are taken out; a negative one counts from the end.
     layer_names
         What each layer is, where they are not simply a model's layers.
     edge_name
@@ -208,7 +208,12 @@ class AttentionGraph:
         return read_only(np.stack(list(self.edge_layers)))
 
     def layer_edges(self, number: int) -> Floats:
-        """[query, key]: the edges from layer `number` to the one below, in float64, a new array.
+        """[query, key]: the edges from one layer to the one below, in float64, a new array.
+
+        Parameters
+        ----------
+        number
+            The upper layer, from 1 to depth.
 
         >>> AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]]).layer_edges(1).tolist()
         [[0.75, 0.25], [0.5, 0.5]]
@@ -218,7 +223,18 @@ class AttentionGraph:
         return self.edge_layers[number - 1]
 
     def weight_rows(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-        """[layer, query, key]: rows of the weights in float64, in which they sum to 1."""
+        """[layer, query, key]: rows of the weights in float64, in which they sum to 1.
+
+        Parameters
+        ----------
+        layers
+            Layers, from 1 to depth.
+        positions
+            Whose rows to give, from 0.
+
+        >>> AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]]).weight_rows([1], [1]).tolist()
+        [[[1.0, 0.0]]]
+        """
         picked = np.ix_([layer - 1 for layer in layers], positions)
         rows: Floats = self._factors[picked][..., None] * self.weights[picked]
         return rows
@@ -238,7 +254,7 @@ class AttentionGraph:
                 take_out(even[window][None], self.removed)
         layers = [even[window] for window in self.window]
         same = np.broadcast_to(layers[0], (self.depth, self.size, self.size))
-        kept = {each.name: getattr(self, each.name) for each in fields(self)}
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
         return make_graph(**kept | {"weights": same if len(even) == 1 else np.stack(layers)})
 
     def __repr__(self) -> str:

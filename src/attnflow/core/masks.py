@@ -27,7 +27,7 @@ def check_mask(
     """
     inferred = causal is None
     causal, windows = read_mask(weights, causal, window)
-    if any(each is not None for each in windows) or (causal and not inferred):
+    if windows.count(None) < len(windows) or (causal and not inferred):
         apply_mask(weights, what, causal, windows, leak)
     return causal, windows
 

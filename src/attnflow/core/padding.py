@@ -88,9 +88,10 @@ def pick_real(items: Any, what: str, reals: Bools) -> list[list[Any] | None]:
     """One list per sequence, of its real tokens' items, from lists of all positions or of those."""
     if items is None:
         return [None] * len(reals)
-    given = [list(check_list(each, what)) for each in check_list(items, what)]
-    if isinstance(items, str) or any(isinstance(each, str) for each in items):
-        raise WeightsError(f"{what} must be one list per sequence; got a string")
+    lists = list(check_list(items, what))
+    if any(isinstance(own, str) for own in lists):
+        raise WeightsError(f"{what} must be one list per sequence; got a string: split it first")
+    given = [list(check_list(own, what)) for own in lists]
     if len(given) != len(reals):
         raise WeightsError(
             f"{what} must be one list per sequence; got {len(given)} for {len(reals)} sequences"
