@@ -157,6 +157,15 @@ def patch_interface() -> Iterator[None]:
                 AttentionInterface.get_interface = AttentionInterface.get_interface.original
 
 
+def find_attend(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that attends; through the listener, while somebody listens.
+
+    For modules of our own, which are called as transformers' attention functions are.
+    """
+    listen = listener.get()
+    return function if listen is None else partial(listen, Attend(function, hides_future=False))
+
+
 def collect_eager_calls(
     model: Any, arguments: dict[str, Any], heads: str | None
 ) -> tuple[list[Call], Any]:

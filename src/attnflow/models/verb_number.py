@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from attnflow.core.files import write_file
 from attnflow.errors import FileError
+from attnflow.models.listening import find_attend
 
 LABELS = ("singular", "plural")
 PAD, UNK, CLS = "[PAD]", "[UNK]", "[CLS]"
@@ -50,6 +51,27 @@ class Output:
     attentions: tuple[Tensor, ...] | None = None  # one per layer: [sequence, head, query, key]
 
 
+def attend(
+    module: "SelfAttention",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+) -> tuple[Tensor, Tensor]:
+    """What a query takes in [sequence, query, head, width], and its weights.
+
+    Called as transformers' attention functions are, so that it is listened to as they are. mask: True
+    for keys that are seen.
+    """
+    scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(dim=-1)
+    return (module.dropout(weights) @ value).transpose(1, 2), weights
+
+
 class SelfAttention(nn.Module):
     """Attention of every position to every position that is not padding."""
 
@@ -60,7 +82,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, state: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
         """The state [sequence, position, width], mixed; weights [sequence, head, query, key]."""
         sequences, positions, width = state.shape
         projected = self.query_key_value(state).view(
@@ -68,12 +90,9 @@ class SelfAttention(nn.Module):
         )
         # each [sequence, head, position, width of a head]
         query, key, value = projected.permute(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(2, 3) * (width // self.heads) ** -0.5
-        if padding is not None:
-            scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(dim=-1)
-        mixed = (self.dropout(weights) @ value).transpose(1, 2).reshape(sequences, positions, width)
-        return self.output(mixed), weights
+        attend_here = find_attend(attend)
+        mixed, weights = attend_here(self, query, key, value, seen, is_causal=False)
+        return self.output(mixed.reshape(sequences, positions, width)), weights
 
 
 class Block(nn.Module):
@@ -90,9 +109,9 @@ class Block(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, state: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, state: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next layer's state [sequence, position, width], and the attention weights."""
-        mixed, weights = self.attention(self.attention_norm(state), padding)
+        mixed, weights = self.attention(self.attention_norm(state), seen)
         state = state + self.dropout(mixed)
         state = state + self.dropout(self.feed_forward(self.feed_forward_norm(state)))
         return state, weights
@@ -136,11 +155,10 @@ class VerbNumber(nn.Module):
         """The final states [sequence, position, width], and each layer's attention weights."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         state = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))
-        # no query sees these keys
-        padding = None if attention_mask is None else (attention_mask == 0)[:, None, None, :]
+        seen = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
         attentions = []
         for block in self.blocks:
-            state, weights = block(state, padding)
+            state, weights = block(state, seen)
             attentions.append(weights)
         return self.norm(state), attentions
 
