@@ -16,6 +16,7 @@ from attnflow.analysis.generation import Generation, PromptAttention
 from attnflow.analysis.importance import Importance, blank_out, input_gradient
 from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
+from attnflow.capturing.mixing import LayerMix
 from attnflow.capturing.recording import record
 from attnflow.core.attention import Attention
 from attnflow.core.custom import token_attention
@@ -27,6 +28,8 @@ from attnflow.core.results import TokenAttention
 from attnflow.core.single_flow import MaxFlow
 from attnflow.corpus.reading import read_corpus
 from attnflow.corpus.running import explain_corpus
+from attnflow.edges.building import attention_graph, capture_mix
+from attnflow.edges.choosing import EDGES, EdgeWeight, edge_weight
 from attnflow.errors import (
     AttnFlowError,
     CaptureError,
@@ -45,17 +48,20 @@ from attnflow.models.model import Model
 __version__ = "0.3.0"
 
 __all__ = [
+    "EDGES",
     "METHODS",
     "Attention",
     "AttentionGraph",
     "AttnFlowError",
     "CaptureError",
     "CorpusWarning",
+    "EdgeWeight",
     "Explanation",
     "FileError",
     "Generation",
     "Group",
     "Importance",
+    "LayerMix",
     "MaxFlow",
     "MissingExtraError",
     "Model",
@@ -68,8 +74,11 @@ __all__ = [
     "Source",
     "TokenAttention",
     "WeightsError",
+    "attention_graph",
     "blank_out",
     "capture",
+    "capture_mix",
+    "edge_weight",
     "evaluate",
     "explain",
     "explain_corpus",

@@ -24,6 +24,8 @@ from attnflow.core.groups import refuse_removed, word_groups
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.requests import name_positions, warn_if_even
 from attnflow.core.results import TokenAttention
+from attnflow.edges.building import refuse_residual, weigh_batch
+from attnflow.edges.choosing import name_result, read_edges
 from attnflow.errors import OptionError
 from attnflow.models.inputs import are_many
 from attnflow.models.loading import BUNDLED
@@ -39,6 +41,7 @@ def explain(
     *,
     model: Any = None,
     methods: Choices = tuple(METHODS),
+    edges: Any = "attention",
     importance: Choices = tuple(IMPORTANCES),
     position: int | None = None,
     target: int | str | None = None,
@@ -63,6 +66,10 @@ def explain(
     methods
         Names of methods, or {name: function} with methods of your own; None stands for attnflow's
         own of that name.
+    edges
+        What an edge of the graph weighs, one or several of "attention", "effective", "norm",
+        "contribution", "gradient" and what `edge_weight` makes. Results on edges other than
+        attention are called after both: "contribution rollout".
     importance
         Names of importances, or {name: function}, called as f(model, inputs, target); () for none.
         It is left out where a model has none: for images, encoder-decoders and models that predict
@@ -92,8 +99,10 @@ def explain(
     ('singular', (6,))
     """
     functions, importances = read_methods(methods), read_importances(importance)
+    weights = read_edges(edges)
     if isinstance(value, Attention | AttentionGraph):
         refused = {"model": model, "target": target, "truncation": truncation or None}
+        refused |= {"edges": None if list(weights) == ["attention"] else edges}
         for option, given in refused.items():
             if given is not None:
                 raise OptionError(
@@ -103,6 +112,12 @@ def explain(
         make = read_graph_maker(graph, residual, without, heads or "mean")
         return explain_weights(value, make, graph, functions, position, normalize, workers)
     make = read_graph_maker(graph, residual, without)
+    refuse_residual(weights, residual)
+    others = {name: weight for name, weight in weights.items() if name != "attention"}
+    if others and (graph is not None or len(without)):
+        raise OptionError(
+            f"graph and without make graphs of attention; got edges {', '.join(others)} as well"
+        )
     model = open_model(BUNDLED if model is None else model)
     if are_many(value):
         raise OptionError(
@@ -117,8 +132,23 @@ def explain(
         )
     aim = None if target is None else model.target(target)
     (reading,) = read_batch(model, [encoded], targets=[aim], position=position, heads=heads)
-    shown = make(reading.attention)
-    results = run_methods(functions, shown, reading.position, normalize, workers)
+    graphs: dict[str, AttentionGraph] = {}
+    if others:
+        options: dict[str, Any] = {"target": aim, "position": position, "heads": heads or "mean"}
+        (graphs,) = weigh_batch(model, [encoded], others, residual=residual, **options)
+    if "attention" in weights:
+        graphs["attention"] = make(reading.attention)
+    graphs = {name: graphs[name] for name in weights}
+    shown = next(iter(graphs.values()))
+    results: dict[str, TokenAttention] = {}
+    named: dict[str, Method] = {}
+    on_graphs: dict[str, AttentionGraph] = {}
+    for edge_name, network in graphs.items():
+        titles = {name: name_result(edge_name, name) for name in functions}
+        named |= {titles[name]: function for name, function in functions.items()}
+        on_graphs |= dict.fromkeys(titles.values(), network)
+        renamed = {titles[name]: function for name, function in functions.items()}
+        results |= run_methods(renamed, network, reading.position, normalize, workers)
     scored: dict[str, Importance] = {}
     by_word: dict[str, Importance] = {}
     if model.predicts and not model.is_vision and not model.is_encoder_decoder:
@@ -136,11 +166,12 @@ def explain(
         prediction=reading.prediction,
         captured=reading.attention,
         graph=shown,
+        graphs=on_graphs,
         results=results,
         importance=scored,
         word_importance=by_word,
         notes=describe_results(results, reading.position),
-        functions=functions,
+        functions=named,
         source=replace(shown.source, target=next((each.target for each in scored.values()), None)),
     )
 
@@ -173,6 +204,7 @@ def explain_weights(
         prediction=None,
         captured=value if isinstance(value, Attention) else None,
         graph=graph,
+        graphs=dict.fromkeys(results, graph),
         results=results,
         importance={},
         notes=describe_results(results, position),

@@ -44,7 +44,9 @@ class Explanation(Table):
     captured
         The attention that was captured, or given; None where a graph was given.
     graph
-        What the methods ran on.
+        What the methods ran on; of several kinds of edges, the first.
+    graphs
+        By result, the graph that it was computed on.
     results
         By method: token attention of all layers; of raw and rollout all positions, of other
         methods too up to 64 tokens, else the explained one.
@@ -75,6 +77,7 @@ class Explanation(Table):
     prediction: tuple[str, float] | None
     captured: Attention | None
     graph: AttentionGraph
+    graphs: dict[str, AttentionGraph]
     results: dict[str, TokenAttention]
     importance: dict[str, Importance]
     word_importance: dict[str, Importance] = field(default_factory=dict)
@@ -171,7 +174,7 @@ class Explanation(Table):
         options: dict[str, Any] = {"layers": [top], "positions": [self.position]}
         options |= {"normalize": result.normalize, "groups": "words"}
         with collect_notices():  # whoever shows the row says what is to be said of it
-            return run_method(name, method, self.graph, **options)
+            return run_method(name, method, self.graphs[name], **options)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -407,10 +407,8 @@ def read_projection(module: Any, width: int) -> tuple["torch.Tensor", "torch.Ten
     """
     import torch
 
-    kind = type(module)
-    plain = getattr(module, "weight", None)
-    if kind is torch.nn.Linear:
-        matrix = plain.detach().float().T
+    if type(module) is torch.nn.Linear:
+        matrix = module.weight.detach().float().T
         bias = torch.zeros(matrix.shape[1]) if module.bias is None else module.bias.detach().float()
         return matrix, bias.to(matrix.device)
     parameter = next(iter(module.parameters()))

@@ -113,6 +113,7 @@ def attention_graph(
     weights = read_edges(edges)
     if len(weights) != 1:
         raise OptionError(f"one kind of edges makes a graph; got {', '.join(weights)}")
+    refuse_residual(weights, residual)
     values = inputs if are_many(inputs) else [inputs]
     encoded = [model.encode(value, truncation=truncation) for value in values]
     graphs: dict[int, AttentionGraph] = {}
@@ -166,6 +167,15 @@ def capture_mix(
 # ---- graphs -------------------------------------------------------------------------------------
 
 
+def refuse_residual(weights: Mapping[str, EdgeWeight], residual: float | None) -> None:
+    """Refuse a residual to mix in where all edges hold it inside."""
+    if residual is not None and all(weight.residual == "inside" for weight in weights.values()):
+        raise OptionError(
+            f"edges {', '.join(map(repr, weights))} hold the residual inside, so residual is not"
+            f" mixed in; got {residual!r}: leave it out"
+        )
+
+
 def weigh_batch(
     model: Model,
     inputs: Sequence[Encoded],
@@ -178,12 +188,6 @@ def weigh_batch(
     position: int | None = None,
 ) -> list[dict[str, AttentionGraph]]:
     """Graphs by the name of their edges, for each input of a batch."""
-    for name, weight in weights.items():
-        if weight.residual == "inside" and residual is not None:
-            raise OptionError(
-                f"edges {name!r} hold the residual inside, so residual is not mixed in;"
-                f" got {residual!r}"
-            )
     share = check_residual(RESIDUAL if residual is None else residual)
     graphs: list[dict[str, AttentionGraph]] = [{} for _ in inputs]
     mixed = {name: weight for name, weight in weights.items() if name != "attention"}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from attnflow.capturing.mixing import LayerMix
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import FUSIONS
 from attnflow.core.custom import Choices, call_own, check_name, name_function
-from attnflow.core.graph import Floats
 from attnflow.edges.contribution import weigh_contributions
 from attnflow.edges.effective import weigh_effective
 from attnflow.edges.lengths import weigh_lengths
@@ -152,3 +152,12 @@ def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
     if not weights:
         raise OptionError(f"at least one edge weight is needed; choose from {', '.join(EDGES)}")
     return weights
+
+
+def name_result(edge_name: str, method: str) -> str:
+    """What a method's result on some edges is called: on attention, after the method alone.
+
+    >>> name_result("attention", "rollout"), name_result("contribution", "rollout")
+    ('rollout', 'contribution rollout')
+    """
+    return method if edge_name == "attention" else f"{edge_name} {method}"

@@ -1,5 +1,7 @@
 """The loop behind contributions: numpy and numba only."""
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -7,7 +9,16 @@ from numba import njit
 # One part at a time, in a buffer of the model's width that stays in the nearest cache: the stream,
 # less what each head brought. Sums are added up in any order (fastmath), within float32's rounding.
 @njit(cache=True, nogil=True, fastmath=True)
-def measure_contributions(first, last, weights, vectors, residual, stream, own, edges):
+def measure_contributions(
+    first: int,
+    last: int,
+    weights: Any,
+    vectors: Any,
+    residual: Any,
+    stream: Any,
+    own: Any,
+    edges: Any,
+) -> None:
     """Set edges [query, key] of keys first..last-1 to |y| - |y - part|, at least 0.
 
     weights: [key, query, head]; vectors: [key, head, width]; residual, stream: [query, width].

@@ -235,7 +235,7 @@ def find_post_norm(events: list[Event], place: int, modules: dict[str, Any]) -> 
     made = find_output(events, place)
     if made is None or made.shape != event.state.shape or is_same(made, event.state):
         return None
-    outputs = []
+    outputs: list[torch.Tensor] = []
     for later in events[place + 1 :]:
         if later.tap is None or later.state.shape != made.shape:
             continue

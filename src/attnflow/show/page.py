@@ -82,7 +82,12 @@ def explanation_page(explanation: Explanation) -> str:
     packed, notes = pack_weights(explanation.captured, graph)
     methods = [
         describe_result(
-            name, result, explanation.position, explanation.functions.get(name), graph, packed
+            name,
+            result,
+            explanation.position,
+            explanation.functions.get(name) if explanation.graphs[name] is graph else None,
+            graph,
+            packed,
         )
         for name, result in explanation.results.items()
     ]
