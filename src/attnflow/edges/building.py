@@ -6,6 +6,7 @@ the gradient of a target take one more pass before it, with its way back.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, overload
 from weakref import WeakKeyDictionary
@@ -214,6 +215,7 @@ def weigh_batch(
     names = None
     if model.is_encoder_decoder:
         order, names = order_parts(parts)  # type: ignore[assignment]
+    source = find_source(model)
     for place, encoded in enumerate(inputs):
         words = encoded.words
         if words is not None:
@@ -229,7 +231,7 @@ def weigh_batch(
                 words=words,
                 layer_names=names,
                 edge_name=name,
-                source=find_source(model),
+                source=replace(source, edges=name, residual=None if inside else share),
             )
     return graphs
 

@@ -1,0 +1,238 @@
+"""Edges of every kind, against loops over the formulas in float64, on every family."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnflow as af
+from attnflow.core.custom import call_own
+from attnflow.edges.building import trace_model
+from tests.families import FAMILIES, PAIRS, VISION, build
+
+OUTSIDE = ("mpnet", "deberta-v2", "bloom")  # attention of their own
+TEXT = "the key to the cabinets"
+KINDS = ("effective", "norm", "contribution")
+
+
+def perturbed(family: str) -> Any:
+    """A model whose norms, biases and factors are not those of initialisation."""
+    model = build(family).eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def given_to(family: str) -> Any:
+    if family in VISION:
+        return torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(1))
+    return [5, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> af.Model:
+    return af.load("verb-number")
+
+
+def parts_of(mix: af.LayerMix) -> Any:
+    """[query, key, width]: every part, in float64."""
+    parts = torch.einsum("hij,hjd->ijd", mix.weights.double(), mix.vectors.double())
+    queries = torch.arange(len(mix.own))
+    parts[queries, mix.own] += mix.residual.double()
+    return parts.numpy()
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OUTSIDE])
+def test_edges_are_those_of_the_formulas(family: str) -> None:
+    model = af.Model(perturbed(family))
+    for mix in af.capture_mix(model, given_to(family)):
+        parts, stream = parts_of(mix), mix.stream.double().numpy()
+        lengths = np.linalg.norm(parts, axis=-1)
+        whole = np.abs(stream).sum(axis=-1)[:, None]
+        nearer = np.maximum(0.0, whole - np.abs(stream[:, None] - parts).sum(axis=-1))
+        for name, expected in {"norm": lengths, "contribution": nearer}.items():
+            empty = expected.sum(axis=-1) == 0
+            expected[empty, mix.own[empty]] = 1.0
+            expected /= expected.sum(axis=-1, keepdims=True)
+            np.testing.assert_allclose(af.EDGES[name].weigh(mix), expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OUTSIDE])
+def test_the_parts_add_up_to_the_stream_but_for_what_no_key_brought(family: str) -> None:
+    model = af.Model(perturbed(family))
+    norms = [wiring.norm for wiring in trace_model(model)]
+    for mix, norm in zip(af.capture_mix(model, given_to(family)), norms, strict=True):
+        rest = mix.stream.double().numpy() - parts_of(mix).sum(axis=1)
+        if norm is None:  # the bias of the projection alone, which is the same at every query
+            length = np.linalg.norm(mix.stream.double().numpy(), axis=-1).max()
+            assert np.abs(rest - rest[:1]).max() < 1e-5 * length
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["roberta", "distilbert", "gpt2", "gpt-neox", "llama", "gemma2", "mistral", "opt", "t5"],
+)
+def test_gradients_equal_autograd_through_eager_attention(family: str) -> None:
+    model = build(family).eval()
+    model.set_attn_implementation("eager")
+    wrapped = af.Model(model)
+    encoded = wrapped.encode([5, 6, 7, 8, 9])
+    arguments = dict(wrapped.batch([encoded]))
+    output = (
+        model(**arguments, output_attentions=True, use_cache=False)
+        if family
+        in (
+            "gpt2",
+            "gpt-neox",
+            "llama",
+            "gemma2",
+            "mistral",
+            "opt",
+            "t5",
+        )
+        else model(**arguments, output_attentions=True)
+    )
+    logits = wrapped.read_logits(output, [wrapped.logit_position(encoded)])
+    layers = getattr(output, "attentions", None)
+    if layers is None:
+        pytest.skip("an encoder-decoder gives its weights apart")
+    expected = torch.autograd.grad(logits[0, logits[0].argmax()], layers)
+    mixes = af.capture_mix(af.Model(build(family)), [5, 6, 7, 8, 9], gradient=True)
+    for mix, gradient in zip(mixes, expected, strict=True):
+        seen = mix.attention > 0
+        assert mix.gradient is not None
+        difference = (mix.gradient - gradient[0])[seen].abs().max()
+        assert float(difference) < 1e-5 * max(1.0, float(gradient.abs().max()))
+
+
+def test_gradient_edges_roll_out_to_the_relevance_of_chefer(bundled: af.Model) -> None:
+    graph = af.attention_graph(bundled, TEXT, edges="gradient")
+    relevance = np.eye(graph.size)
+    for mix in af.capture_mix(bundled, TEXT, gradient=True):
+        assert mix.gradient is not None
+        positive = (mix.attention * mix.gradient).clamp_min(0).mean(dim=0).double().numpy()
+        relevance = relevance + positive @ relevance
+    rolled = af.rollout(graph, normalize=None).values[-1]
+    np.testing.assert_allclose(rolled, relevance, rtol=1e-5)
+    assert all(parameter.grad is None for parameter in bundled.model.parameters())
+
+
+def test_effective_attention_changes_no_output_and_hides_what_is_hidden() -> None:
+    model = af.Model(perturbed("llama"))
+    ids = list(range(4, 34))  # more keys than a head is wide
+    for mix in af.capture_mix(model, ids):
+        effective = call_own("effective", af.EDGES["effective"].compute, mix)
+        before = mix.attention.double() @ mix.vectors.double()
+        np.testing.assert_allclose(effective @ mix.vectors.double(), before, atol=1e-5)
+        assert float(effective[:, ~mix.visible].abs().max()) == 0.0
+        assert float((effective - mix.attention).abs().max()) > 1e-3
+    short = af.capture_mix(model, ids[:5])[0]
+    effective = call_own("effective", af.EDGES["effective"].compute, short)
+    np.testing.assert_allclose(effective, short.attention, atol=1e-6)  # nothing to take away
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gradient"])
+def test_a_batch_gives_what_single_inputs_give(bundled: af.Model, kind: str) -> None:
+    texts = [TEXT, "the old keys", "the man who has the dogs that bark"]
+    together = af.attention_graph(bundled, texts, edges=kind)
+    for text, graph in zip(texts, together, strict=True):
+        alone = af.attention_graph(bundled, text, edges=kind)
+        np.testing.assert_allclose(graph.edges, alone.edges, atol=1e-5)
+        assert (graph.edge_name, graph.tokens) == (kind, alone.tokens)
+        assert af.rollout(graph).edges == kind
+
+
+def test_scaling_values_against_the_projection_changes_nothing() -> None:
+    ids = [5, 6, 7, 8, 9]
+    plain, scaled = build("llama"), build("llama")
+    scaled.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        attention = scaled.model.layers[1].self_attn
+        attention.v_proj.weight[:8] *= 4.0  # the first pair of heads
+        attention.o_proj.weight[:, :16] /= 4.0
+    for kind in ("norm", "contribution", "gradient"):
+        first, second = (
+            af.attention_graph(af.Model(model), ids, edges=kind).edges for model in (plain, scaled)
+        )
+        np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", PAIRS)
+def test_an_encoder_decoder_is_one_graph(family: str) -> None:
+    model = af.Model(build(family))
+    graph = af.attention_graph(model, [5, 6, 7, 8], edges="contribution")
+    attention = af.attention_graph(model, [5, 6, 7, 8])
+    assert (graph.depth, graph.size) == (attention.depth, attention.size)
+    assert graph.layer_names == attention.layer_names
+    np.testing.assert_allclose(graph.edges.sum(axis=-1), 1.0, atol=1e-6)
+    assert ((graph.edges > 0) <= (attention.edges > 0)).all()
+
+
+def test_an_edge_weight_of_ones_own_and_contrastive_targets(bundled: af.Model) -> None:
+    own = af.edge_weight("values", lambda mix: mix.attention.mean(dim=0), residual="mixed")
+    mine = af.attention_graph(bundled, TEXT, edges=own, residual=0.3)
+    plain = af.attention_graph(bundled, TEXT, residual=0.3)
+    np.testing.assert_allclose(mine.edges, plain.edges, atol=1e-6)
+    for target in (("singular", "plural"), "plural", 1):
+        graph = af.attention_graph(bundled, TEXT, edges="gradient", target=target)
+        assert (graph.edges >= 0).all()
+    first = af.capture_mix(bundled, TEXT, gradient=True, target=("singular", "plural"))[0]
+    second = af.capture_mix(bundled, TEXT, gradient=True, target=("plural", "singular"))[0]
+    assert first.gradient is not None
+    assert second.gradient is not None
+    np.testing.assert_allclose(first.gradient, -second.gradient, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"edges": "norms"}, "unknown edges 'norms'; choose from attention, effective, norm"),
+        ({"edges": []}, "at least one edge weight is needed"),
+        ({"edges": ["norm", "attention"]}, "one kind of edges makes a graph"),
+        ({"edges": "norm", "residual": 0.5}, "hold the residual inside"),
+        ({"edges": "gradient", "target_of": "loss"}, "unknown target_of 'loss'"),
+        ({"edges": "gradient", "target": "dual"}, "unknown target 'dual'"),
+        ({"edges": {"mine": lambda mix: mix.attention[0, 0]}}, "must have shape [query, key]"),
+        ({"edges": {"mine": lambda mix: -mix.attention}}, "must be finite and not negative"),
+        ({"edges": {"mine": lambda mix: 1 / 0}}, "of blocks.0.attention failed: ZeroDivisionError"),
+        ({"edges": {"norm": lambda mix: mix.attention}}, "must have a name of its own"),
+    ],
+)
+def test_bad_edges_are_one_line(bundled: af.Model, options: Any, message: str) -> None:
+    with pytest.raises(af.AttnFlowError) as error:
+        af.attention_graph(bundled, TEXT, **options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("family", OUTSIDE)
+def test_families_outside_of_the_interface_are_refused_by_name(family: str) -> None:
+    model = af.Model(build(family))
+    with pytest.raises(af.CaptureError, match=f"{model.name} attends outside of transformers"):
+        af.attention_graph(model, [5, 6, 7], edges="norm")
+    assert af.attention_graph(model, [5, 6, 7]).depth == 3
+
+
+def test_a_model_that_predicts_nothing_has_no_gradient() -> None:
+    with pytest.raises(af.OptionError, match="no head that predicts; use edges='contribution'"):
+        af.attention_graph(build("bert"), [5, 6, 7], edges="gradient")
+
+
+def test_explain_names_results_after_edges_and_method(bundled: af.Model, tmp_path: Any) -> None:
+    found = af.explain(
+        TEXT, edges=["attention", "contribution"], methods=["rollout", "flow"], importance=()
+    )
+    assert list(found.results) == ["rollout", "flow", "contribution rollout", "contribution flow"]
+    graph = af.attention_graph(bundled, TEXT, edges="contribution")
+    np.testing.assert_allclose(
+        found.results["contribution rollout"].values, af.rollout(graph).values, atol=1e-6
+    )
+    assert found.results["contribution rollout"].source.edges == "contribution"  # type: ignore[union-attr]
+    for ending in (".html", ".png", ".json"):
+        assert found.save(tmp_path / f"edges{ending}").stat().st_size > 100
+    words = found.scores(by_word=True)["contribution flow"]
+    assert len(words[0]) == len(words[1])
+    for options in ({"without": [1]}, {"graph": lambda attention: attention.graph()}):
+        with pytest.raises(af.OptionError, match="make graphs of attention"):
+            af.explain(TEXT, edges="norm", **options)
