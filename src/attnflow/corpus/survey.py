@@ -1,4 +1,4 @@
-"""A first pass over the input: how many rows, which ids are repeated, whether labels are classes."""
+"""A first pass over the input: how many rows, repeated ids, labels that are no classes."""
 
 from array import array
 from itertools import islice
