@@ -16,7 +16,7 @@ from rich.console import Console
 
 import attnflow as af
 from attnflow import figures
-from attnflow.cli.commands import DEMO
+from attnflow.cli.explaining import DEMO
 from attnflow.paper import grammar
 from attnflow.show.terminal import print_explanation
 

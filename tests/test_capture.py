@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 import attnflow as af
 from attnflow.capturing.assembly import assemble_pair
+from attnflow.models.fingerprint import quick_fingerprint
 from attnflow.models.listening import Call, listening
 from tests.families import DECODERS, ENCODERS, FAMILIES, PAIRS, VISION, build, word_tokenizer
 from tests.oracles import Floats
@@ -210,15 +212,33 @@ def test_a_row_that_heads_leave_empty_looks_at_itself_in_the_graph() -> None:
         assert np.array_equal(attention.weights[layer, 0, row], np.eye(size)[row])
 
 
-def test_windows_and_sinks_are_kept() -> None:
+def test_windows_and_shares_of_no_token_are_kept() -> None:
     assert af.capture(af.Model(build("gemma2")), IDS).window == (4, None, 4)
     assert af.capture(af.Model(build("modernbert")), IDS).window == (None, 4, 4)
     attention = af.capture(af.Model(build("gpt-oss")), IDS)
     left = np.stack(
         [1 - layer[0].sum(dim=-1).mean(dim=0).numpy() for layer in eager("gpt-oss").attentions]
     )
-    assert attention.sink is not None
-    assert np.abs(attention.sink - left).max() < SAME
+    assert attention.no_token_share is not None
+    assert np.abs(attention.no_token_share - left).max() < SAME
+
+
+def test_captured_attention_says_where_it_came_from(tmp_path: Path) -> None:
+    module = build("bert")
+    source = af.capture(module, IDS).source
+    assert source is not None
+    assert source.model == "BertModel"
+    assert source.fingerprint == quick_fingerprint(af.Model(module))
+    assert {"attnflow", "torch", "transformers"} <= set(source.versions)
+    for family in ("bart", "vit"):
+        assert af.capture(build(family), example(family)).source is not None
+    module.save_pretrained(tmp_path / "runs" / "best")
+    for attention in af.capture(af.load(tmp_path / "runs" / "best"), [IDS, IDS[:3]]):
+        assert attention.source == replace(source, model="best")
+    assert str(tmp_path) not in repr(attention.source)
+    story = af.generate(build("llama"), IDS, max_new_tokens=2)
+    assert story.attention.source is not None
+    assert story.attention.source.model == "LlamaForCausalLM"
 
 
 def test_training_mode_is_kept_and_capture_is_without_dropout() -> None:

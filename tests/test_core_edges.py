@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 import attnflow as af
 from attnflow.core import memory, provenance
-from attnflow.core.files import read_lines
+from attnflow.core.files import read_lines, write_file
 from attnflow.core.flows import flows_from, flows_of_all_layers
 from attnflow.core.groups import list_numbers, read_groups
 from attnflow.core.provenance import Source, list_versions, read_versions
@@ -66,6 +68,20 @@ def test_every_array_of_a_result_by_word_has_the_shape_that_its_names_say(
     for array in (result.values, result.limits, result.limited_by, result.saturated):
         assert array is None or array.shape == (*rows, len(result.tokens))
     assert len(list(result.rows())) == len(result.to_pandas()) == result.values.size
+
+
+@pytest.mark.parametrize("method", [af.raw, af.rollout, af.flow])
+def test_a_selected_row_is_that_row_with_all_that_is_known_of_it(method: Any) -> None:
+    whole = method(WORDS, layers=[1, 3], positions=[4, 2, 0], normalize=None)
+    row = whole.select(2, 3)
+    assert (row.layers, row.positions, row.queries) == ((3,), (2,), ("##do",))
+    assert row.values.tolist() == [[whole.at(2, 3).tolist()]]
+    assert row.spread.tolist() == [[whole.spread[1, 1]]]
+    assert row.visible_keys.tolist() == [[5]]
+    if method is af.flow:
+        assert row.limits.tolist() == [[whole.limits[1, 1].tolist()]]
+    with pytest.raises(af.OptionError, match="layer 2 was not computed"):
+        whole.select(2, 2)
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -195,7 +211,7 @@ def test_lines_have_their_numbers_and_lose_marks_and_blanks(tmp_path: Path) -> N
     [
         ("latin.txt", b"the key\ncaf\xe9\n", r"latin.txt, line 2: not UTF-8 \(.*\); save the file"),
         ("plain.gz", b"the key\n", "cannot read .*plain.gz: "),
-        ("cut.gz", gzip.compress(b"the key\n" * 99)[:-9], "cannot read .*cut.gz: "),
+        ("cut.gz", gzip.compress(b"the key\n" * 99, mtime=0)[:-9], "cannot read .*cut.gz: "),
         ("missing.txt", None, "cannot read .*missing.txt: No such file"),
     ],
 )
@@ -237,6 +253,49 @@ def test_an_error_of_who_reads_the_lines_stays_as_it_is(tmp_path: Path) -> None:
     next(lines)
     with pytest.raises(af.FileError, match=r"^mine$"):
         lines.throw(af.FileError("mine"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_a_new_file_has_all_permissions_that_the_umask_leaves(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        path = write_file(tmp_path / "new", lambda file: file.write(b"new"))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_file_is_on_the_disk_in_full_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sizes = tmp_path / "new", []
+
+    def fsync(descriptor: int) -> None:
+        assert not path.exists()
+        sizes.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_file(path, lambda file: file.write(b"new"))
+    assert sizes == [3]
+
+
+def test_a_table_is_utf_8_in_any_locale() -> None:
+    program = """
+import io
+from attnflow.core.files import write_csv
+file = io.BytesIO()
+write_csv(file, ["a", "b"], [("\\xe9", 1), ("\\ud800,", 0.5)])
+print(file.getvalue() == b'a,b\\n\\xc3\\xa9,1\\n"\\\\ud800,",0.5\\n')
+"""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **locale},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "True\n"
 
 
 # ---- memory -------------------------------------------------------------------------------------

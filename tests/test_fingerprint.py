@@ -38,10 +38,12 @@ def test_a_quick_fingerprint_is_16_digits_of_every_family(family: str) -> None:
 
 def test_where_a_model_was_loaded_from_does_not_count(tmp_path: Path) -> None:
     model = af.Model(make_bert(), word_tokenizer())
+    unsaved = quick_fingerprint(model)
     for name in ("here", "there"):
         model.model.save_pretrained(tmp_path / name)
         model.tokenizer.save_pretrained(tmp_path / name)
     here, there = (af.load(tmp_path / name) for name in ("here", "there"))
+    assert quick_fingerprint(here) == unsaved
     assert (here.origin, there.origin) == ("here", "there")
     for take in (quick_fingerprint, model_fingerprint):
         assert take(here) == take(there)

@@ -51,9 +51,9 @@ def test_generation_keeps_all_that_one_pass_keeps(family: str, heads: str | None
     assert generation.attention.window == attention.window
     assert generation.attention.fused == heads
     assert np.abs(generation.attention.weights - attention.weights).max() < CLOSE
-    assert (generation.attention.sink is None) == (attention.sink is None)
-    if attention.sink is not None and generation.attention.sink is not None:
-        assert np.abs(generation.attention.sink - attention.sink).max() < CLOSE
+    assert (generation.attention.no_token_share is None) == (attention.no_token_share is None)
+    if attention.no_token_share is not None and generation.attention.no_token_share is not None:
+        assert np.abs(generation.attention.no_token_share - attention.no_token_share).max() < CLOSE
     m = len(PROMPT)
     values = generation.rollout(normalize="receptive_field").values
     graph = attention.graph()

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow.core import graph as checks
-from attnflow.core import layers
+from attnflow.core import arrays, layers
 from attnflow.core.provenance import Source
 from attnflow.notices import collect_notices
 from tests.oracles import Floats, Igraph, any_attention, any_capacities, attention, rational_flow
@@ -87,6 +86,13 @@ def test_weights_of_every_library_enter_as_they_are(given_as: Any, tolerance: fl
 
 def test_integers_and_booleans_are_weights_too() -> None:
     assert af.Attention(np.eye(3, dtype=int)[None]).graph().edges.tolist() == [np.eye(3).tolist()]
+
+
+def test_layers_of_different_precisions_are_all_of_the_lowest() -> None:
+    mixed = [WEIGHTS[0, 0], (WEIGHTS[1, 0] * (1 + 9e-7)).astype(np.float32), WEIGHTS[2, 0]]
+    graph = af.Attention(mixed).graph(residual=0.0)
+    assert graph.weights.dtype == np.float32
+    assert np.abs(graph.edges.sum(axis=-1) - 1).max() < 1e-14
 
 
 def test_what_was_given_is_not_changed() -> None:
@@ -185,7 +191,7 @@ def test_float32_gives_what_its_rows_give_in_float64(
 @pytest.mark.parametrize("kind", ["flat", "causal", "window"])
 def test_one_row_costs_one_row(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the weights: rollout holds some rows in float64, flow the inner layers once."""
-    monkeypatch.setattr(checks, "SLAB", 2**12)
+    monkeypatch.setattr(arrays, "SLAB", 2**12)
     monkeypatch.setattr(layers, "BLOCK", 2**12)
     weights = attention(kind, 10, 200, np.random.default_rng(0)).astype(np.float32)
     peak = {}
@@ -508,10 +514,12 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
         "called as f.weights, axis=0.",
     ),
     (lambda: af.Attention(WEIGHTS, window=0), "a window must be"),
-    (lambda: af.Attention(WEIGHTS, window=[1]), "one a layer"),
+    (lambda: af.Attention(WEIGHTS, window=[1]), "one per layer"),
     (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
     (lambda: af.Attention(WEIGHTS, no_token_share=np.zeros(3)), "no_token_share must have shape"),
     (lambda: af.AttentionGraph(WEIGHTS), "3 axes"),
+    (lambda: af.Attention(WEIGHTS, grid=(0, 3)), "grid must be .down, across., each at least 1"),
+    (lambda: af.Attention(WEIGHTS, grid=(2, 1.5)), "grid must be whole numbers; got 1.5"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS, source="mine"), "source must be a Source"),  # type: ignore[arg-type]
     (lambda: af.AttentionGraph(WEIGHTS[:, 0], source=3), "source must be a Source"),  # type: ignore[arg-type]
     (lambda: af.AttentionGraph(WEIGHTS[:, 0], edge_name=3), "edge_name must be a string"),  # type: ignore[arg-type]
@@ -545,7 +553,7 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
         lambda: af.Attention(WEIGHTS).graph(top_head=3),  # type: ignore[arg-type]
         "a pair .layer, head.; got 3",
     ),
-    (lambda: af.Attention(WEIGHTS).graph(without=[5]), "without must be from 0 to 4; got 5"),
+    (lambda: af.Attention(WEIGHTS).graph(without=[5]), "without must be from -5 to 4; got 5"),
     (lambda: af.Attention(WEIGHTS).graph(without=range(5)), "leave at least one"),
     (lambda: af.Attention(WEIGHTS[:, 0]).graph(heads="max"), "fused over heads already .mean."),
     (lambda: af.Attention(WEIGHTS[:, 0]).graph(heads=0), "fused over heads already"),
@@ -566,7 +574,7 @@ def test_slabs_of_layers_change_nothing(fusion: Any, monkeypatch: pytest.MonkeyP
     weights = np.random.default_rng(0).dirichlet(np.ones(4), size=(7, 2, 4)).astype(np.float32)
     whole = af.Attention(weights).graph(heads=fusion).edges
     monkeypatch.setattr(
-        checks, "SLAB", 2 * weights[0].size
+        arrays, "SLAB", 2 * weights[0].size
     )  # two layers at a time, and one left over
     np.testing.assert_array_equal(af.Attention(weights).graph(heads=fusion).edges, whole)
     weights[4, 1, 2, 3] = -1

@@ -20,8 +20,8 @@ from attnflow.core.flows import (
     raise_,
     settle,
 )
-from attnflow.core.graph import is_causal
 from attnflow.core.layers import Layers
+from attnflow.core.masks import is_causal
 from attnflow.core.maxflow import bounds_from_below
 from tests.oracles import (
     KINDS,

@@ -570,7 +570,7 @@ def test_results_become_tables_and_files(tmp_path: Path) -> None:
     for ending in ("csv", "json", "npz"):
         assert result.save(tmp_path / f"result.{ending}").exists()
     lines = (tmp_path / "result.csv").read_text().splitlines()
-    assert lines[0] == ",".join(columns)
+    assert lines[0] == ",".join([*columns, "source"])
     assert float(lines[1].split(",")[-1]) == result.values[0, 0, 0]
     read = json.loads((tmp_path / "result.json").read_text())
     assert np.array_equal(read["values"], result.values)
@@ -631,9 +631,9 @@ BAD: list[tuple[Any, str]] = [
     (lambda: af.flow(GRAPH, layers=2.5), "layers must be whole numbers; got 2.5"),  # type: ignore[arg-type]
     (lambda: af.flow(GRAPH, positions=slice(None)), "positions must be whole numbers"),  # type: ignore[arg-type]
     (lambda: af.flow(GRAPH, normalize=np.array(["sum", "sum"])), "unknown normalize"),  # type: ignore[arg-type]
-    (lambda: af.rollout(GRAPH).top(0), "top takes a whole number, at least 1; got 0"),
-    (lambda: af.flow(GRAPH, positions=[6]), "positions must be from 0 to 5; got 6"),
-    (lambda: af.flow(GRAPH, positions=[-1]), "positions must be from 0 to 5; got -1"),
+    (lambda: af.rollout(GRAPH).top(0), "k must be a whole number, at least 1; got 0"),
+    (lambda: af.flow(GRAPH, positions=[6]), "positions must be from -6 to 5; got 6"),
+    (lambda: af.flow(GRAPH, positions=[-7]), "positions must be from -6 to 5; got -7"),
     (lambda: af.flow(GRAPH, positions=[]), "at least one position"),
     (
         lambda: af.flow(GRAPH, positions=["a"]),  # type: ignore[list-item]
@@ -648,7 +648,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     (
         lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, 6)),
-        "position of target must be from 0 to 5; got 6",
+        "position of target must be from -6 to 5; got 6",
     ),
     (lambda: af.max_flow(GRAPH, source=4, target=(0, 6)), "source must be a pair"),  # type: ignore[arg-type]
     (lambda: af.max_flow(GRAPH, source=(4, [0, 1]), target=(0, 1)), "source must be one; got"),  # type: ignore[arg-type]
@@ -661,7 +661,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: af.raw(GRAPH, groups=[0, 1]), "groups must be lists of positions.*; got 0"),  # type: ignore[list-item]
     (lambda: af.raw(GRAPH, groups=["ab"]), "groups must be lists of positions.*; got 'ab'"),  # type: ignore[list-item]
     (lambda: af.flow(GRAPH, groups=[[0], []]), "positions of group 1 must be at least one"),
-    (lambda: af.flow(GRAPH, groups=[[0], [6]]), "group 1 must be from 0 to 5; got 6"),
+    (lambda: af.flow(GRAPH, groups=[[0], [6]]), "group 1 must be from -6 to 5; got 6"),
     (lambda: af.flow(GRAPH, groups=[[0], [1, 1]]), "group 1 must be different ones; got 1 twice"),
     (
         lambda: af.rollout(GRAPH, groups=[[0, 1], [2, 1]]),
@@ -681,6 +681,26 @@ BAD: list[tuple[Any, str]] = [
         "encoder-decoder",
     ),
 ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(-6, 5), st.integers(-6, 5))
+def test_negative_positions_count_from_the_end_at_every_door(one: int, two: int) -> None:
+    first, second = one % 6, two % 6
+    for method in (af.raw, af.rollout, af.flow):
+        asked = method(GRAPH, positions=[one, two])
+        assert asked.positions == (first, second)
+        assert (asked.values == method(GRAPH, positions=[first, second]).values).all()
+    best = af.max_flow(GRAPH, source=(4, one), target=(0, [two]))
+    assert (best.source, best.target) == ((4, first), (0, (second,)))
+    assert best.value == af.max_flow(GRAPH, source=(4, first), target=(0, second)).value
+    (group,) = af.rollout(GRAPH, groups=[[two]]).groups or ()
+    assert group.positions == (second,)
+    weights = GRAPH.weights
+    assert af.Attention(weights).graph(without=[one]).removed == (first,)
+    assert af.AttentionGraph(weights, removed=[one]).removed == (first,)
+    with pytest.raises(af.OptionError, match=f"position {first} was taken out"):
+        af.rollout(af.AttentionGraph(weights, removed=[one]), positions=[first])
 
 
 @pytest.mark.parametrize(("call", "message"), BAD)

@@ -182,7 +182,10 @@ def test_a_generations_page_marks_the_rows_that_are_saturated_and_only_those() -
     entering = attention.graph().edges[0].sum(axis=0)
     bounds = np.minimum(leaving[:, positions, None], entering)  # [layer, query, key]
     full = (np.abs(flows.values - bounds) < 1e-9)[..., :prompt].mean(axis=-1)  # shares of rows
-    assert method_of(data_of(generation_page(generation)), "flow")["saturated"] == (full > 0.95).astype(int).tolist()
+    assert (
+        method_of(data_of(generation_page(generation)), "flow")["saturated"]
+        == (full > 0.95).astype(int).tolist()
+    )
     assert full.max(axis=1).tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3, 1, 1])
     assert full[3].tolist() == pytest.approx([1, 2 / 3, 1, 1])
 

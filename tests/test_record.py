@@ -188,7 +188,7 @@ def test_weights_equal_torch_under_every_mask(
             torch.backends.mha.set_fastpath_enabled(True)
     assert_bit_identical(plain, output)
     assert np.abs(call.weights - expected.numpy()).max() < SAME
-    assert (call.name, call.self_attention, call.sink) == ("", True, None)
+    assert (call.name, call.self_attention, call.no_token_share) == ("", True, None)
     if "padding" in masks or "both" in masks:
         assert call.padding is not None
         assert np.array_equal(call.padding, PADDED.numpy())
@@ -238,7 +238,7 @@ def test_unbatched_inputs(masks: dict[str, Any]) -> None:
     [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}],
     ids=str,
 )
-def test_added_keys_are_a_sink(options: dict[str, Any], masks: str) -> None:
+def test_added_keys_have_the_share_of_no_token(options: dict[str, Any], masks: str) -> None:
     module, x = attention_module(**options), torch.randn(BATCH, LENGTH, SIZE)
     _, full = module(x, x, x, average_attn_weights=False, **MASKS[masks])
     full = full.detach().numpy()
@@ -246,12 +246,19 @@ def test_added_keys_are_a_sink(options: dict[str, Any], masks: str) -> None:
     assert_bit_identical(module(x, x, x, need_weights=False, **MASKS[masks]), output)
     tokens = full[..., :LENGTH]
     assert np.abs(call.weights - tokens / tokens.sum(-1, keepdims=True)).max() < SAME
-    assert call.sink is not None
-    assert np.abs(call.sink - full[..., LENGTH:].sum(-1).mean(1)).max() < SAME
+    assert call.no_token_share is not None
+    assert np.abs(call.no_token_share - full[..., LENGTH:].sum(-1).mean(1)).max() < SAME
     assert np.abs(call.weights.sum(-1) - 1).max() < SAME
     attention = Recordings([call]).attention(sequence=0)
-    assert attention.sink is not None
-    assert np.allclose(attention.sink[0], call.sink[0])
+    assert attention.no_token_share is not None
+    assert np.allclose(attention.no_token_share[0], call.no_token_share[0])
+
+
+def test_the_old_name_of_no_token_share_says_the_new_one() -> None:
+    module, x = attention_module(add_zero_attn=True), torch.randn(BATCH, LENGTH, SIZE)
+    _, (call,) = recorded(module, x, x, x)
+    with pytest.warns(FutureWarning, match=r"Recording\.sink is now called no_token_share"):
+        assert call.sink is call.no_token_share
 
 
 def test_a_causal_hint_counts_where_torch_believes_it() -> None:
@@ -333,8 +340,8 @@ def test_blocks_of_queries_change_nothing(
     )
     _, (blocks,) = recorded(module, x, x, x, heads=heads, **given)
     assert np.abs(whole.weights - blocks.weights).max() < SAME
-    assert whole.sink is not None
-    assert np.abs(whole.sink - blocks.sink).max() < SAME
+    assert whole.no_token_share is not None
+    assert np.abs(whole.no_token_share - blocks.no_token_share).max() < SAME
 
 
 # ---- encoders, decoders, and one's own ----------------------------------------------------------------------------------------
@@ -591,8 +598,8 @@ def test_a_causal_hint_hides_the_added_keys_too() -> None:
         module, x, x, x, need_weights=False, attn_mask=CAUSAL, is_causal=True
     )
     assert torch.allclose(output_of(module, call.weights, x), output[0], atol=1e-5)
-    assert call.sink is not None
-    assert not call.sink.any()
+    assert call.no_token_share is not None
+    assert not call.no_token_share.any()
 
 
 @pytest.mark.parametrize(

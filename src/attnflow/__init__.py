@@ -1,4 +1,6 @@
-"""attnflow: from a Transformer's attention weights to token attention, by raw attention, attention rollout and attention flow.
+"""attnflow: which input tokens does a Transformer look at?
+
+From attention weights to token attention, by raw attention, attention rollout and attention flow.
 
 >>> import attnflow as af
 >>> attention = af.Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2, tokens=["the", "key"])

@@ -48,7 +48,7 @@ class MissingExtraError(AttnFlowError, ImportError):
 
 
 class RoundingWarning(UserWarning):
-    """A score that is zero by the model's construction, so that what is left of it is rounding error."""
+    """A score that is zero by the model's construction, so that what is left is rounding error."""
 
 
 class CorpusWarning(UserWarning):
@@ -60,4 +60,4 @@ class ShareWarning(UserWarning):
 
 
 class SaturationWarning(UserWarning):
-    """Attention flow has reached a bound that does not depend on the source, so it says nothing about the source."""
+    """Attention flow has reached a bound that no source changes, so it says nothing about it."""

@@ -16,7 +16,10 @@ showing: ContextVar[bool] = ContextVar(
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Give a function to be told (done, total); once the work has taken a while, a bar on standard error shows it."""
+    """A function to be told (done, total).
+
+    Once the work has taken a while, a bar on standard error shows it.
+    """
     if not sys.stderr.isatty() or showing.get():
         yield lambda done, total: None
         return

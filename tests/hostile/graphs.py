@@ -14,7 +14,7 @@ import numpy as np
 
 import attnflow as af
 from attnflow.core.flows import flows_from, flows_of_all_layers, one_flow
-from attnflow.core.graph import is_causal
+from attnflow.core.masks import is_causal
 from tests.hostile.tries import Result, complain, run_tries
 from tests.oracles import KINDS, Floats, Igraph, attention
 from tests.test_maxflow import check_flow

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnflow.analysis.token_importance import Importance
 from attnflow.analysis.watching import Targets, Variant, prepare, watch
-from attnflow.core.graph import integers
+from attnflow.core.checks import check_integers
 from attnflow.core.groups import Group, Groups, read_groups
 from attnflow.core.provenance import Source
 from attnflow.errors import OptionError
@@ -163,7 +163,7 @@ def find_replacement(model: Model, replacement: int | str | None) -> int | None:
                 f" got {replacement!r}"
             )
         replacement = int(vocabulary[replacement])
-    (replacement,) = integers([replacement], "replacement")
+    (replacement,) = check_integers([replacement], "replacement")
     if not 0 <= replacement < model.vocabulary_size:
         raise OptionError(
             "replacement must be a token, 'attention', or an id from 0 to"

@@ -26,8 +26,10 @@ from attnflow.analysis.pipeline import (
     score_query,
 )
 from attnflow.analysis.report import Report, ScoredExample
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_integers
 from attnflow.core.custom import Choices, Method, call_own, check_name, name_function, read_methods
-from attnflow.core.graph import AttentionGraph, Floats, integers
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS
 from attnflow.core.provenance import Source
 from attnflow.errors import OptionError
@@ -104,7 +106,7 @@ def evaluate(
             "examples must be a list of texts, or of (text, label); got one text: put it in a list"
         )
     if limit is not None:
-        (limit,) = integers([limit], "limit")
+        (limit,) = check_integers([limit], "limit")
         if limit < 1:
             raise OptionError(f"limit must be a whole number, at least 1; got {limit!r}")
     chosen = list(islice(examples, limit))
@@ -268,7 +270,7 @@ class Evaluation:
         """[layer, token] of one method at the position, or over those, that the query means."""
         if not self.layers:
             layers = range(1, graph.depth + 1) if self.wanted is None else self.wanted
-            self.layers = tuple(dict.fromkeys(integers(layers, "layers")))  # type: ignore[arg-type]
+            self.layers = tuple(dict.fromkeys(check_integers(layers, "layers")))
         options: dict[str, Any] = {"layers": self.layers, "workers": self.workers}
         return score_query(self.model, name, method, graph, encoded, self.query, **options)
 

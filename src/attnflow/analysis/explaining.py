@@ -17,8 +17,9 @@ from attnflow.analysis.pipeline import (
     score_importance,
 )
 from attnflow.core.attention import Attention
+from attnflow.core.checks import check_position
 from attnflow.core.custom import Choices, Method, read_methods, run_method
-from attnflow.core.graph import AttentionGraph, check_position
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import refuse_removed, word_groups
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.requests import name_positions, warn_if_even

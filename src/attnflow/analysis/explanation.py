@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.analysis.importance import Importance
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Method, accepts, run_method
 from attnflow.core.files import PICTURES, Writer, by_ending, dump_json, known_ending
-from attnflow.core.graph import AttentionGraph, Floats
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
 from attnflow.core.tables import Table

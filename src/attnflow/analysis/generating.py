@@ -12,7 +12,7 @@ import numpy as np
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.pipeline import open_model
 from attnflow.capturing.assembly import assemble_stack, check_mixers
-from attnflow.core.graph import check_whole
+from attnflow.core.checks import check_count
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.listening import Call, listening, restore_rows
@@ -96,7 +96,7 @@ def generate(
     model = open_model(model)
     if model.task != "causal LM":
         raise OptionError(f"generate needs a causal LM; {model.name} is for {model.task}")
-    check_whole("max_new_tokens", max_new_tokens)
+    check_count("max_new_tokens", max_new_tokens)
     check_heads(heads)
     check_options(model, options)
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
@@ -197,7 +197,7 @@ def generate_batch(
     chosen = output.sequences[:, longest:]
     probabilities = logits.softmax(dim=-1).gather(2, chosen[:, :steps, None])[..., 0]
     special = frozenset(map(str, getattr(model.tokenizer, "all_special_tokens", ())))
-    # transformers fills up with padding what ended before others, by more than an end token only here
+    # transformers pads what ended before others, by more than an end token only here
     otherwise = any(options.get(name) for name in ("stopping_criteria", "stop_strings", "max_time"))
     waiting = settings["pad_token_id"] if otherwise and len(prompts) > 1 else None
     stories = []
@@ -240,20 +240,20 @@ def join_steps(model: Model, calls: Sequence[Call], longest: int, steps: int) ->
     for first in calls[:depth]:
         sequences, heads = first.weights.shape[:2]
         weights = np.zeros((sequences, heads, size, size), np.float32)
-        sink = None if first.sink is None else torch.zeros(sequences, size)
-        layers.append(Call(first.name, weights, sink, first.window))
+        share = None if first.no_token_share is None else torch.zeros(sequences, size)
+        layers.append(Call(first.name, weights, share, first.window))
     for number, call in enumerate(calls):
         layer, end = layers[number % depth], longest + number // depth  # positions after this step
         rows, keys = call.weights.shape[2:]
         known = min(keys, end)
         layer.weights[:, :, end - rows : end, end - known : end] = call.weights[..., :known]
-        if layer.sink is not None and call.sink is not None:
-            layer.sink[:, end - rows : end] = call.sink
+        if layer.no_token_share is not None and call.no_token_share is not None:
+            layer.no_token_share[:, end - rows : end] = call.no_token_share
     return layers
 
 
 def stop_ids(model: Model, options: dict[str, Any]) -> set[int]:
-    """The tokens that end a generation: as an option, in a generation_config, or the model's own."""
+    """The tokens that end a generation: by an option, a generation_config, or the model's own."""
     config = options.get("generation_config") or model.model.generation_config
     end: Any = options.get("eos_token_id", getattr(config, "eos_token_id", None))
     end = end.tolist() if hasattr(end, "tolist") else end

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.analysis.pipeline import GraphMaker, read_graph_maker
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, read_methods, run_method
 from attnflow.core.files import PICTURES, by_ending, dump_json, known_ending, write_file
-from attnflow.core.graph import Floats
 from attnflow.core.provenance import Source
 from attnflow.core.requests import NORMALIZATIONS
 from attnflow.core.results import measure_spread

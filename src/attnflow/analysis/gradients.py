@@ -10,7 +10,7 @@ import numpy as np
 
 from attnflow.analysis.token_importance import Importance
 from attnflow.analysis.watching import Targets, choose_targets, prepare
-from attnflow.core.graph import Floats
+from attnflow.core.arrays import Floats
 from attnflow.core.provenance import Source
 from attnflow.errors import CaptureError, OptionError, RoundingWarning
 from attnflow.models.execution import evaluating

@@ -20,9 +20,11 @@ from attnflow.analysis.importance import (
     measure_blank_out,
 )
 from attnflow.capturing.assembly import run_batch
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
+from attnflow.core.checks import check_residual
 from attnflow.core.custom import Choices, Method, accepts, call_own, read_choices, run_method
-from attnflow.core.graph import RESIDUAL, AttentionGraph, Floats, check_residual
+from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.errors import OptionError
 from attnflow.models.inputs import Encoded, batches
 from attnflow.models.loading import load
@@ -145,7 +147,7 @@ def read_graph_maker(
 
 
 def check_query(query: Any) -> str | int:
-    """Whose token attention is taken: "focal", "max" or "mean" over all positions, or a position."""
+    """Whose token attention is taken: "focal", "max" or "mean" over positions, or a position."""
     known = isinstance(query, str) and query in QUERIES
     number = isinstance(query, int | np.integer) and not isinstance(query, bool)
     if not known and not number:

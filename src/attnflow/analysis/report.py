@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnflow.analysis.statistics import spearman
+from attnflow.core.arrays import Floats
 from attnflow.core.files import by_ending, dump_json
-from attnflow.core.graph import Floats
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Panel, Table
 from attnflow.errors import OptionError

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attnflow.core.graph import Floats
+from attnflow.core.arrays import Floats
 
 # scores of one example that agree to so many digits of the largest are equal: the rest is rounding
 TIE_DIGITS = 9

@@ -9,8 +9,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_count
 from attnflow.core.files import by_ending, dump_json
-from attnflow.core.graph import Floats, check_whole
 from attnflow.core.groups import Group, sum_groups, word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Panel, Table, format_number
@@ -68,7 +69,7 @@ class Importance(Table):
         k
             At most so many.
         """
-        check_whole("k", k)
+        check_count("k", k)
         order = np.argsort(-np.abs(self.values), kind="stable")[:k]
         return [(int(at), self.tokens[at], float(self.values[at])) for at in order]
 

@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.attention import Attention
+from attnflow.core.provenance import Source
 from attnflow.errors import CaptureError, WeightsError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import READS_AHEAD, name_part
+from attnflow.models.fingerprint import quick_fingerprint
 from attnflow.models.inputs import Encoded, Input, are_many, batches
 from attnflow.models.listening import Call, collect_eager_calls, listening
 from attnflow.models.model import BATCH_TOKENS, Model
@@ -134,10 +136,11 @@ def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> For
             calls, output = collect_eager_calls(model.model, arguments, heads)
     if not calls:
         raise CaptureError(f"{model.name} made no attention that could be captured: it has none")
+    source = find_source(model)
     if model.is_encoder_decoder:
         return ForwardPass(
             [
-                assemble_pair(model, encoded, calls, place, heads)
+                assemble_pair(model, encoded, calls, place, heads, source=source)
                 for place, encoded in enumerate(inputs)
             ],
             output,
@@ -154,6 +157,7 @@ def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> For
                 tokens=encoded.tokens,
                 words=encoded.words,
                 grid=encoded.grid,
+                source=source,
             )
             for place, encoded in enumerate(inputs)
         ],
@@ -169,6 +173,11 @@ def check_mixers(model: Model) -> None:
             f"{model.name} mixes positions by more than attention that can be recorded: {mixer};"
             " the rest alone would explain a part of the model as if it were the whole"
         )
+
+
+def find_source(model: Model) -> Source:
+    """Where a model's attention comes from: where it was loaded from, else its class."""
+    return Source(model=model.origin or model.name, fingerprint=quick_fingerprint(model))
 
 
 # ---- from calls to Attention --------------------------------------------------------------------
@@ -189,12 +198,14 @@ def assemble_stack(
     place: int,
     span: slice,
     heads: str | None,
+    *,
+    source: Source | None = None,
     **names: Any,
 ) -> Attention:
     """The attention of an encoder, a decoder or a vision model: one call per layer.
 
-    place: of the sequence in the batch. span: its positions, without padding. names: what
-    `Attention` is to know of the tokens.
+    place: of the sequence in the batch. span: its positions, without padding. source: asked of the
+    model if None. names: what `Attention` is to know of the tokens.
     """
     size = span.stop - span.start
     for number, call in enumerate(calls, start=1):
@@ -205,11 +216,14 @@ def assemble_stack(
                 f"layer {number} of {model.name} attends over {call.weights.shape[2]} positions;"
                 f" its input has {size}"
             )
-    sinks = [call.sink for call in calls]
-    sink = None
-    if any(each is not None for each in sinks):
-        sink = np.stack(
-            [np.zeros(size) if each is None else np.asarray(each[place, span]) for each in sinks]
+    shares = [call.no_token_share for call in calls]
+    no_token_share = None
+    if any(share is not None for share in shares):
+        no_token_share = np.stack(
+            [
+                np.zeros(size) if share is None else np.asarray(share[place, span])
+                for share in shares
+            ]
         )
     windows = [
         call.window if call.window is not None and call.window < size else None for call in calls
@@ -220,7 +234,14 @@ def assemble_stack(
     causal = True if model.task == "causal LM" and size > 1 and not reads_ahead else None
     weights = stack_calls(model, calls, place, span, heads)
     return make_attention(
-        model, weights, causal=causal, window=windows, sink=sink, fused=heads, **names
+        model,
+        weights,
+        causal=causal,
+        window=windows,
+        no_token_share=no_token_share,
+        fused=heads,
+        source=source,
+        **names,
     )
 
 
@@ -264,17 +285,24 @@ def count_heads(model: Model, calls: Sequence[Call]) -> int:
 
 
 def assemble_pair(
-    model: Model, encoded: Encoded, calls: Sequence[Call], place: int, heads: str | None
+    model: Model,
+    encoded: Encoded,
+    calls: Sequence[Call],
+    place: int,
+    heads: str | None,
+    *,
+    source: Source | None = None,
 ) -> Attention:
     """One graph over encoder and decoder positions: what a layer does not touch stays as it is.
 
     An encoder layer mixes encoder positions; a decoder layer is two graph layers, self-attention
-    and then attention to the encoder.
+    and then attention to the encoder. source: asked of the model if None.
     """
     count_heads(model, calls)
-    source, target = len(encoded.ids), len(encoded.decoder_ids)
-    words = None if encoded.words is None else (*encoded.words, *[None] * target)
-    above, below = slice(source, source + target), slice(0, source)
+    encoder_size, decoder_size = len(encoded.ids), len(encoded.decoder_ids)
+    size = encoder_size + decoder_size
+    words = None if encoded.words is None else (*encoded.words, *[None] * decoder_size)
+    above, below = slice(encoder_size, size), slice(0, encoder_size)
     layers, names, counts = [], [], {"encoder": 0, "decoder": 0, "cross": 0}
     for call in calls:
         part = name_part(call.name)
@@ -284,10 +312,8 @@ def assemble_pair(
             "decoder": (above, above),
             "cross": (above, below),
         }[part]
-        matrix = np.broadcast_to(
-            np.eye(source + target, dtype=np.float32),
-            (call.weights.shape[1], source + target, source + target),
-        ).copy()
+        identity = np.eye(size, dtype=np.float32)
+        matrix = np.repeat(identity[None], call.weights.shape[1], axis=0)
         matrix[:, rows] = 0.0
         height, width = rows.stop - rows.start, columns.stop - columns.start
         matrix[:, rows, columns] = call.weights[place, :, :height, :width]
@@ -304,9 +330,8 @@ def assemble_pair(
             f"{model.name} made {counts} attention calls: encoder, and decoder with"
             " cross-attention, were expected"
         )
-    order = sorted(
-        range(len(layers)), key=lambda index: not names[index].startswith("encoder")
-    )  # stable: the encoder runs first
+    # stable: the encoder runs first
+    order = sorted(range(len(layers)), key=lambda index: not names[index].startswith("encoder"))
     return make_attention(
         model,
         np.stack([layers[index] for index in order]),
@@ -315,13 +340,24 @@ def assemble_pair(
         fused=heads,
         causal=False,
         layer_names=[names[index] for index in order],
+        source=source,
     )
 
 
-def make_attention(model: Model, weights: npt.NDArray[np.float32], **options: Any) -> Attention:
-    """The Attention, or an error that says whose layer did not come out as attention."""
+def make_attention(
+    model: Model,
+    weights: npt.NDArray[np.float32],
+    *,
+    source: Source | None = None,
+    **options: Any,
+) -> Attention:
+    """The Attention, or an error that says whose layer did not come out as attention.
+
+    source: asked of the model if None.
+    """
+    source = find_source(model) if source is None else source
     try:
-        return Attention(weights, copy=False, **options)
+        return Attention(weights, copy=False, source=source, **options)
     except WeightsError as error:
         raise CaptureError(
             f"the captured weights of {model.name} are not attention: {error}"

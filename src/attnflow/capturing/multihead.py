@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnflow.core.graph import ROW_TOLERANCE
+from attnflow.core.arrays import ROW_TOLERANCE
 from attnflow.errors import CaptureError
 from attnflow.models.weighing import (
     cut_queries,

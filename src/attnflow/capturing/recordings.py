@@ -1,5 +1,6 @@
 """What `record` gives: `Recordings`, a list of `Recording`, each one call of attention."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -7,8 +8,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.arrays import Array
 from attnflow.core.attention import Attention
-from attnflow.core.graph import Array, integers
+from attnflow.core.checks import check_integers
 from attnflow.errors import CaptureError, OptionError
 
 
@@ -25,7 +27,7 @@ class Recording:
         float64.
     padding
         [batch, key], True for a padded key; None without a padding mask.
-    sink
+    no_token_share
         [batch, query], mean over heads: the share of attention that bias_k and the zero key get,
         which are no tokens; None where a module has neither.
     fused
@@ -39,10 +41,20 @@ class Recording:
     name: str
     weights: Array
     padding: npt.NDArray[np.bool_] | None
-    sink: Array | None
+    no_token_share: Array | None
     fused: str | None
     self_attention: bool
     forward_pass: int
+
+    @property
+    def sink(self) -> Array | None:
+        """The old name of `no_token_share`."""
+        warnings.warn(
+            "Recording.sink is now called no_token_share: a sink is a token",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.no_token_share
 
 
 class Recordings(list[Recording]):
@@ -79,7 +91,7 @@ class Recordings(list[Recording]):
         <Attention: 1 layer, fused heads (mean), 2 positions>
         """
         calls = self._select(names, forward_pass)
-        (sequence,) = integers([sequence], "sequence")
+        (sequence,) = check_integers([sequence], "sequence")
         batch = min(len(call.weights) for call in calls)
         if not 0 <= sequence < batch:
             raise OptionError(
@@ -95,14 +107,16 @@ class Recordings(list[Recording]):
             tokens = list(tokens)
             if len(tokens) == len(real):
                 tokens = [token for token, kept in zip(tokens, real, strict=True) if kept]
-        sinks = [
-            np.zeros(len(real)) if call.sink is None else call.sink[sequence] for call in calls
-        ]
+        shares = [call.no_token_share for call in calls]
+        no_token_share = None
+        if any(share is not None for share in shares):
+            rows = [np.zeros(len(real)) if share is None else share[sequence] for share in shares]
+            no_token_share = np.stack(rows)[:, real]
         return Attention(
             [call.weights[sequence][:, real][:, :, real] for call in calls],
             tokens=tokens,
             fused=calls[0].fused,
-            sink=np.stack(sinks)[:, real] if any(call.sink is not None for call in calls) else None,
+            no_token_share=no_token_share,
         )
 
     def _select(self, names: str, forward_pass: int | None) -> list[Recording]:

@@ -212,7 +212,7 @@ def note_call(
         idle = padding if same else None
         given = MultiheadInput(module, query, key, attn_mask, key_padding_mask, hint, idle)
         where = f"{place.name or 'the module'!r}, call {len(recordings)}"
-        weights, sink = compute_multihead_weights(given, session.heads, where)
+        weights, share = compute_multihead_weights(given, session.heads, where)
         if nested:  # the module computed no row for them
             weights.masked_fill_(padding.cpu()[:, None, :, None], 0.0)
     recordings.append(
@@ -220,7 +220,7 @@ def note_call(
             name=place.name,
             weights=weights.numpy(),
             padding=None if padding is None else padding.cpu().numpy().copy(),
-            sink=None if sink is None else sink.numpy(),
+            no_token_share=None if share is None else share.numpy(),
             fused=session.heads,
             self_attention=same,
             forward_pass=max(recordings.passes - 1, 0),

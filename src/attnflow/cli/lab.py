@@ -116,7 +116,8 @@ def sentiment_command(
         base, data, out, epochs=epochs, seed=seed, limit=limit, resume=resume, report=say
     )
     say(
-        f"{out}: accuracy {result.dev:.3f} on dev, {result.test:.3f} on test ({result.steps} steps, {result.seconds:.0f} s)"
+        f"{out}: accuracy {result.dev:.3f} on dev, {result.test:.3f} on test"
+        f" ({result.steps} steps, {result.seconds:.0f} s)"
     )
 
 
@@ -141,7 +142,7 @@ def table2(
     reduce: Reduce = "norm",
     out: Stem = None,
 ) -> None:
-    """Table 2: raw attention, rollout and flow against input gradients, on the verb-number model."""
+    """Table 2: raw attention, rollout and flow against input gradients, verb-number model."""
     verb_number_table("table2", model, data, limit, seed, out, reduce)
 
 
@@ -178,9 +179,7 @@ def table3(
     ],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="A sentiment classifier: a folder or a hub id; the paper's DistilBERT if not given."
-        ),
+        typer.Option(help="A sentiment classifier: a folder or a hub id; the paper's by default."),
     ] = None,
     query: Annotated[
         str, typer.Option(help="max or mean over query positions, or focal: CLS alone.")
@@ -189,7 +188,7 @@ def table3(
     reduce: Reduce = "norm",
     out: Stem = None,
 ) -> None:
-    """Table 3: raw attention, rollout and flow against input gradients, on a sentiment classifier."""
+    """Table 3: raw attention, rollout and flow against input gradients, sentiment classifier."""
     from attnflow.paper import sentiment, tables
 
     stem = find_stem(out, "table3")
@@ -239,7 +238,7 @@ def figure3(
     model: AnyModel = BUNDLED,
     out: Picture = Path("figure3.png"),
 ) -> None:
-    """Figure 3: raw attention, rollout and flow of the focal position in each layer, for several sentences."""
+    """Figure 3: raw attention, rollout and flow of the focal position, layer by layer."""
     from attnflow.paper import pictures
 
     draw(lambda: pictures.figure_3(texts, model=model), out)

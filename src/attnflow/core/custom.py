@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.graph import AttentionGraph, Floats
+from attnflow.core.arrays import Floats
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Groups
-from attnflow.core.methods import METHODS, Request, Weights
+from attnflow.core.methods import METHODS
+from attnflow.core.requests import Request, Weights
 from attnflow.core.results import TokenAttention
 from attnflow.errors import AttnFlowError, OptionError
 
@@ -86,7 +88,7 @@ def token_attention(name: str, compute: Callable[..., npt.ArrayLike]) -> Method:
                 rows = rows[np.array(ask.layers) - 1]
             if "positions" not in wanted:
                 rows = rows[:, list(ask.positions)]
-            return ask.grouped(np.array(rows, dtype=np.float64))  # a copy, to be normalised
+            return ask.sum_groups(np.array(rows, dtype=np.float64))  # a copy, to be normalised
 
         return ask.answer(compute_rows)
 
@@ -177,7 +179,7 @@ def refer_to(function: Callable[..., Any]) -> str | None:
         return None
 
 
-# ---- what is chosen, by name or as a function -----------------------------------------------------
+# ---- what is chosen, by name or as a function ---------------------------------------------------
 
 
 def read_choices(
@@ -271,7 +273,7 @@ def name_function(function: Any, what: str) -> str:
     return name
 
 
-# ---- what a function of the user's gives back -----------------------------------------------------
+# ---- what a function of the user's gives back ---------------------------------------------------
 
 
 def call_own(name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -84,7 +84,10 @@ def clean_json(content: object) -> object:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
-    """The lines of a text in UTF-8, compressed by gzip if its name ends in .gz, with their numbers from 1; blank ones are left out."""
+    """The lines of a text in UTF-8 with their numbers from 1; blank ones are left out.
+
+    The file is unpacked by gzip if its name ends in .gz.
+    """
     number = 0
     try:
         with open_input(path) as plain, unpacked(path, plain) as file:
@@ -155,7 +158,8 @@ def known_ending(path: str | os.PathLike[str], endings: Iterable[str]) -> str:
     ending = Path(path).suffix.lower()
     if ending not in endings:
         raise FileError(
-            f"cannot write {path}: the ending must be one of {', '.join(endings)}; got {ending or 'none'}"
+            f"cannot write {path}: the ending must be one of {', '.join(endings)};"
+            f" got {ending or 'none'}"
         )
     return ending
 

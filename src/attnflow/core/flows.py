@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.layers import Array, Floats, Layers
+from attnflow.core.arrays import Array, Floats
+from attnflow.core.layers import Layers
 from attnflow.core.maxflow import (
     MET,
     Scratch,

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attnflow.core.graph import Floats, iterated, positions_of
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_list, check_positions
 from attnflow.core.text import join_subwords
 from attnflow.errors import OptionError
 
@@ -71,13 +72,13 @@ def read_groups(
         list(groups.items())
         if isinstance(groups, Mapping)
         else [
-            (each.name, each.positions) if isinstance(each, Group) else (None, each)
-            for each in iterated(groups, "groups")
+            (group.name, group.positions) if isinstance(group, Group) else (None, group)
+            for group in check_list(groups, "groups")
         ]
     )
     if not named:
         raise OptionError("at least one group must be given; got none")
-    found: list[Group] = []
+    read: list[Group] = []
     taken: dict[int, int] = {}  # the group of each position
     for number, (name, positions) in enumerate(named):
         if name is not None and not isinstance(name, str):
@@ -94,8 +95,8 @@ def read_groups(
                     f"a position must be in one group only; got {position} in groups"
                     f" {taken[position]} and {number}"
                 )
-        found.append(Group(name_group(checked, tokens, words) if name is None else name, checked))
-    return tuple(found)
+        read.append(Group(name_group(checked, tokens, words) if name is None else name, checked))
+    return tuple(read)
 
 
 def name_group(
@@ -118,28 +119,28 @@ def name_group(
             pieces[-1].append(position)
         else:
             pieces.append([position])
-    return " ".join(join_subwords([tokens[each] for each in piece]) for piece in pieces)
+    return " ".join(join_subwords([tokens[at] for at in piece]) for piece in pieces)
 
 
 def check_group(
     positions: Iterable[int], size: int, removed: Sequence[int], what: str
 ) -> tuple[int, ...]:
     """Positions to take together: at least one, each once, none of them removed."""
-    found = positions_of(positions, size, what)
-    if not found:
+    checked = check_positions(positions, size, what)
+    if not checked:
         raise OptionError(f"{what} must be at least one; got none")
-    if len(set(found)) < len(found):
-        twice = next(position for position in found if found.count(position) > 1)
+    if len(set(checked)) < len(checked):
+        twice = next(position for position in checked if checked.count(position) > 1)
         raise OptionError(f"{what} must be different ones; got {twice} twice")
-    refuse_removed(found, size, removed)
-    return found
+    refuse_removed(checked, size, removed)
+    return checked
 
 
 def refuse_removed(positions: Sequence[int], size: int, removed: Sequence[int]) -> None:
     """Refuse a position that was taken out of the graph."""
     for position in positions:
         if position in removed:
-            kept = [each for each in range(size) if each not in removed]
+            kept = [place for place in range(size) if place not in removed]
             raise OptionError(
                 f"position {position} was taken out of this graph;"
                 f" it has positions {list_numbers(kept)}"

@@ -1,14 +1,13 @@
-"""`Layers`: the edges of a graph as they are held, made in float64 where and when they are needed."""
+"""`Layers`: the edges of a graph as they are held, in float64 where and when they are needed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
+from attnflow.core.arrays import Array, Floats
+
 Held = tuple[Array, Floats, Floats]  # weights, factors and diagonal, as the kernels take them
 
 ROUNDING = 1e-13  # a largest row sum this close to 1 is 1

@@ -15,16 +15,16 @@ def available_memory() -> int | None:
 
 def control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
     """The folders of this process's control groups, version 1 or 2, and of their parents."""
-    found = [root]
+    folders = [root]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return found
+        return folders
     for _, kinds, path in (line.split(":", 2) for line in lines):
         top = root / "memory" if "memory" in kinds.split(",") else root
         own = top / path.strip("/")
-        found += [top, *(each for each in (own, *own.parents) if top in each.parents)]
-    return list(dict.fromkeys(found))
+        folders += [top, *(folder for folder in (own, *own.parents) if top in folder.parents)]
+    return list(dict.fromkeys(folders))
 
 
 def left_in(group: Path) -> float:

@@ -10,8 +10,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_integers
 from attnflow.core.files import by_ending, dump_json
-from attnflow.core.graph import Floats, integers
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.tables import VIEW_ROWS, Panel, Table
@@ -208,7 +209,10 @@ class TokenAttention(Table):
     def _find_row(self, position: int, layer: int | None) -> tuple[int, int]:
         """The places of a layer and of a position in `values`."""
         layer = max(self.layers) if layer is None else layer
-        (layer,), (asked,) = integers([layer], "layer"), integers([position], "position")
+        (layer,), (asked,) = (
+            check_integers([layer], "layer"),
+            check_integers([position], "position"),
+        )
         if layer not in self.layers:
             raise OptionError(
                 f"layer {layer} was not computed;"

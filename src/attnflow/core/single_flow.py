@@ -9,8 +9,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.arrays import Floats
 from attnflow.core.files import by_ending, dump_json
-from attnflow.core.graph import Floats
 from attnflow.core.provenance import Source
 from attnflow.core.tables import VIEW_ROWS, Panel, Table, format_number
 from attnflow.core.text import show_token

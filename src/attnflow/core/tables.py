@@ -14,8 +14,8 @@ from itertools import islice
 from numbers import Integral, Real
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
+from attnflow.core.checks import check_count
 from attnflow.core.files import write_csv
-from attnflow.core.graph import check_whole
 from attnflow.core.provenance import Source
 from attnflow.core.text import clean_text, show_token
 from attnflow.errors import MissingExtraError, printable
@@ -167,7 +167,7 @@ class Table:
 def take_rows(rows: Iterable[Row], limit: int | None) -> tuple[list[Row], int]:
     """At most so many rows, all if None, and how many are left."""
     if limit is not None:
-        check_whole("limit", limit)
+        check_count("limit", limit)
     remaining = iter(rows)
     return list(islice(remaining, limit)), sum(1 for _ in remaining)
 

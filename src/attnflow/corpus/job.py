@@ -17,6 +17,7 @@ from attnflow.analysis.pipeline import (
 )
 from attnflow.capturing.assembly import capture
 from attnflow.core.attention import Attention
+from attnflow.core.checks import check_count, check_integers
 from attnflow.core.custom import (
     Choices,
     Method,
@@ -26,7 +27,7 @@ from attnflow.core.custom import (
     refer_to,
     run_method,
 )
-from attnflow.core.graph import RESIDUAL, AttentionGraph, check_whole, integers
+from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.core.methods import METHODS
 from attnflow.corpus.shard_tables import result_schema
 from attnflow.errors import AttnFlowError, OptionError
@@ -121,9 +122,9 @@ def plan_job(
     )
     check_position(position)
     if batch_tokens is not None:
-        check_whole("batch_tokens", batch_tokens)
+        check_count("batch_tokens", batch_tokens)
     check_model(model, used_importance)
-    gone = tuple(dict.fromkeys(integers(without, "without")))  # type: ignore[arg-type]
+    gone = tuple(dict.fromkeys(check_integers(without, "without")))
     if any(place < 0 for place in gone):
         raise OptionError(f"without must be positions from 0 on; got {min(gone)}")
     own_graph = import_function(graph, "graph") if isinstance(graph, str) else graph
@@ -293,7 +294,7 @@ def try_methods(
     for name, method in functions.methods.items():
         wanted = layers.get(name)
         if wanted is not None:
-            wanted = integers([wanted] if isinstance(wanted, int) else wanted, "layers")
+            wanted = check_integers([wanted] if isinstance(wanted, int) else wanted, "layers")
         with collect_notices():
             result = run_method(
                 name, method, graph, layers=wanted, positions=[graph.kept[-1]], normalize=normalize

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from attnflow.analysis.pipeline import GraphMaker, open_model
+from attnflow.core.checks import check_count
 from attnflow.core.custom import Choices
-from attnflow.core.graph import check_whole
 from attnflow.core.methods import METHODS
 from attnflow.corpus.folder import (
     ERRORS,
@@ -253,7 +253,7 @@ def check_engine(
         ("shard_rows", given.get("shard_rows"), MOST_SHARD_ROWS),
     ):
         if value is not None:
-            check_whole(name, value, most)
+            check_count(name, value, most)
     if engine not in ENGINES:
         raise OptionError(f"unknown engine {engine!r}; choose from {', '.join(ENGINES)}")
     if address is not None and engine != "ray":

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnflow.analysis.statistics import spearman
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_count
 from attnflow.core.files import by_ending, dump_json
-from attnflow.core.graph import Floats, check_whole
 from attnflow.core.groups import word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Panel, Table
@@ -168,7 +169,7 @@ def evaluate_corpus(
             " or input_gradient"
         )
     if limit is not None:
-        check_whole("limit", limit)
+        check_count("limit", limit)
     correlations: dict[tuple[str, str], list[Floats]] = {
         (name, method): [] for name in scored for method in chosen
     }
@@ -279,8 +280,8 @@ def top_words(
     require_pyarrow()
     manifest = Manifest.read(folder)
     choose_columns([method], manifest.options["methods"], "method", folder)
-    check_whole("k", k)
-    check_whole("min_count", min_count)
+    check_count("k", k)
+    check_count("min_count", min_count)
     layers = manifest.options["layers"][method]
     top = layers.index(max(layers))
     sums: dict[str, float] = defaultdict(float)

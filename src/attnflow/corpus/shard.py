@@ -14,9 +14,10 @@ import numpy as np
 
 from attnflow.analysis.importance import IMPORTANCES
 from attnflow.analysis.pipeline import Reading, read_batch, score_importance, score_query
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Method
-from attnflow.core.graph import AttentionGraph, Floats
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.memory import available_memory, in_gigabytes, is_of_memory
 from attnflow.corpus.job import Functions, Job
 from attnflow.corpus.rows import Row, is_decodable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.core.graph import Floats
+from attnflow.core.arrays import Floats
 from attnflow.corpus.formats import escape
 from attnflow.corpus.rows import Row
 from attnflow.models.inputs import Encoded

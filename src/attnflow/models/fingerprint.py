@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ SAMPLED = 64  # values of each tensor that a quick fingerprint looks at
 QUICK_DIGITS = 16  # of a quick fingerprint: 64 bits, so that no two of a million models share one
 # what says where a model came from, and not what it is
 PROVENANCE = ("_name_or_path", "transformers_version")
+# what transformers writes down when a model is saved, and the tensors' names and types say anyway
+SAVED = ("architectures", "dtype", "torch_dtype")
 # digests that hold while what they are of is unchanged: (its state, the digest)
 of_weights: "WeakKeyDictionary[Any, tuple[Any, str]]" = WeakKeyDictionary()  # by torch module
 of_vocabularies: "WeakKeyDictionary[Any, tuple[int, str]]" = WeakKeyDictionary()  # by tokenizer
@@ -55,19 +57,19 @@ def quick_fingerprint(model: Model) -> str:
     >>> quick_fingerprint(load("verb-number")) == quick_fingerprint(load("verb-number"))
     True
     """
-    digest = hashlib.sha256(read_settings(model.config))
+    digest = hashlib.sha256(read_settings(model.config, (*PROVENANCE, *SAVED)))
     digest.update(digest_vocabulary(model.tokenizer).encode())
     digest.update(digest_weights(model.model).encode())
     return digest.hexdigest()[:QUICK_DIGITS]
 
 
-def read_settings(config: Any) -> bytes:
-    """A configuration as JSON, without what says where it came from."""
+def read_settings(config: Any, without: Sequence[str] = PROVENANCE) -> bytes:
+    """A configuration as JSON, without some settings."""
     if is_dataclass(config) and not isinstance(config, type):
         settings = asdict(config)
     else:
         settings = dict(config.to_dict() if hasattr(config, "to_dict") else vars(config))
-    for name in PROVENANCE:
+    for name in without:
         settings.pop(name, None)
     return json.dumps(settings, sort_keys=True, default=str).encode()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.graph import ROW_TOLERANCE
+from attnflow.core.arrays import ROW_TOLERANCE
 from attnflow.models.families import WINDOW
 from attnflow.models.weighing import compute_weights, fuse
 
@@ -34,7 +34,7 @@ class Call:
 
     name: str  # of the module, within its model
     weights: npt.NDArray[np.float32]  # [sequence, head (1 if fused), query, key]
-    sink: "torch.Tensor | None"  # [sequence, query]: the share of attention that goes to no token
+    no_token_share: "torch.Tensor | None"  # [sequence, query], mean over heads
     window: int | None  # a query sees keys less than so many positions away
 
 
@@ -97,7 +97,7 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
             weights = layers.take((query.shape[0], count, query.shape[2], key.shape[2]))
             # autocast would round the logits to 16 bits, and rows would not sum to 1
             with torch.autocast(query.device.type, enabled=False):
-                sink = compute_weights(
+                share = compute_weights(
                     module,
                     query,
                     key,
@@ -107,7 +107,7 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
                     options,
                     hides_future=attend.hides_future,
                 )
-            calls.append(Call(names[module], weights, sink, options.get(WINDOW)))
+            calls.append(Call(names[module], weights, share, options.get(WINDOW)))
         return output
 
     with intercepting(listen):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from attnflow.core.graph import integers
+from attnflow.core.checks import check_integers
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models import encoding, predicting
 from attnflow.models.execution import require_torch, running
@@ -79,7 +79,7 @@ class Model:
         if task is not None and task not in tasks:
             raise OptionError(f"unknown task {task!r}; choose from {', '.join(tasks)}")
         if position is not None:
-            (position,) = integers([position], "position")
+            (position,) = check_integers([position], "position")
         for name, value in {
             "model": model,
             "tokenizer": tokenizer,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnflow.core.graph import integers
+from attnflow.core.checks import check_integers
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating
 from attnflow.models.families import LANGUAGE
@@ -54,7 +54,7 @@ def find_last(ids: Sequence[int], fits: Callable[[int], bool], default: int) -> 
 
 def locate(encoded: Encoded, position: int) -> int:
     """A position of the graph of `capture`, checked; negative ones count from the end."""
-    (position,) = integers([position], "position")
+    (position,) = check_integers([position], "position")
     size = len(encoded.tokens) + len(encoded.decoder_tokens)
     if not -size <= position < size:
         raise OptionError(
@@ -139,7 +139,7 @@ def find_target(model: "Model", target: int | str) -> int:
             else "it must be one token of the model's vocabulary"
         )
         raise OptionError(f"unknown target {target!r}; {choices}")
-    (number,) = integers([target], "target")
+    (number,) = check_integers([target], "target")
     size = len(labels) or (model.vocabulary_size if model.task in LANGUAGE else None)
     if number < 0 or (size is not None and number >= size):
         most = "" if size is None else f" to {size - 1}"

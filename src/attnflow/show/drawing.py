@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.analysis.explanation import Explanation
+from attnflow.core.arrays import Floats
 from attnflow.core.files import PICTURES, Writer, by_ending
-from attnflow.core.graph import Floats
 from attnflow.core.provenance import Source, list_versions
 from attnflow.core.results import TokenAttention
 from attnflow.errors import MissingExtraError, OptionError, printable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnflow.analysis.report import Report
-from attnflow.core.graph import Floats
+from attnflow.core.arrays import Floats
 from attnflow.errors import OptionError
 from attnflow.show.colours import Look, choose_look
 from attnflow.show.drawing import (

@@ -8,7 +8,8 @@ import numpy as np
 
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generation import Generation, PromptAttention
-from attnflow.core.graph import Floats, integers
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_integers
 from attnflow.core.groups import list_numbers
 from attnflow.core.results import TokenAttention
 from attnflow.errors import OptionError
@@ -216,7 +217,7 @@ def generation(
     expected = (len(result.generated), len(result.prompt), len(result.layers))
     meaning = "these generated tokens, prompt tokens and layers"
     check_shape("values [generated, prompt, layer]", result.values, expected, meaning)
-    (layer,) = integers([max(result.layers) if layer is None else layer], "layer")
+    (layer,) = check_integers([max(result.layers) if layer is None else layer], "layer")
     if layer not in result.layers:
         computed = list_numbers(result.layers)
         raise OptionError(f"layer {layer} was not computed; this result has layers {computed}")
@@ -250,7 +251,7 @@ def list_positions(
     if position is None:
         return [explanation.position for explanation in several]
     single = np.ndim(position) == 0
-    positions = integers(
+    positions = check_integers(
         [position] * len(several) if single else cast(Sequence[int], position), "position"
     )
     if len(positions) != len(several):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.core.graph import Array, integers
+from attnflow.core.arrays import Array
+from attnflow.core.checks import check_integers
 from attnflow.core.results import TokenAttention
 from attnflow.errors import FileError, OptionError
 from attnflow.show.drawing import (
@@ -131,7 +132,7 @@ def place_patches(tokens: Sequence[str], grid: tuple[int, int] | None) -> Array:
         raise OptionError(
             "these tokens name no patches ('0,0', '0,1', ...); give grid=(down, across)"
         )
-    sizes = integers(grid, "grid")
+    sizes = check_integers(grid, "grid")
     if len(sizes) != 2 or min(sizes) < 1 or sizes[0] * sizes[1] > len(tokens):
         raise OptionError(
             f"grid must be (down, across), at most {len(tokens)} patches, as many as there are"

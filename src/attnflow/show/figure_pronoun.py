@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from attnflow.analysis.explanation import Explanation
-from attnflow.core.graph import Floats, integers
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_integers
 from attnflow.errors import OptionError
 from attnflow.show.drawing import (
     Drawing,
@@ -170,7 +171,7 @@ def list_pairs(
         )
     checked = []
     for explanation, pair in zip(several, pairs, strict=True):
-        places, size = integers(pair, "references"), len(explanation.tokens)
+        places, size = check_integers(pair, "references"), len(explanation.tokens)
         if len(places) != 2 or not all(0 <= place < size for place in places):
             raise OptionError(
                 f"references must be two positions from 0 to {size - 1}; got {tuple(places)}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from attnflow.core.graph import Floats
+from attnflow.core.arrays import Floats
 from attnflow.core.text import split_shown
 from attnflow.show.colours import RAMP
 from attnflow.show.drawing import FONT, TITLES, find_figure, make_figure

@@ -17,10 +17,11 @@ import numpy as np
 
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generation import Generation, PromptAttention
+from attnflow.core.arrays import Array
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, Method, read_methods
 from attnflow.core.files import dump_json
-from attnflow.core.graph import Array, AttentionGraph
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.requests import MOSTLY, are_even
 from attnflow.core.results import TokenAttention
@@ -176,7 +177,7 @@ def framed(page: str) -> str:
     return f'<iframe title="attnflow" srcdoc="{html.escape(page)}" {attributes}></iframe>'
 
 
-# ---- the methods ----------------------------------------------------------------------------------
+# ---- the methods --------------------------------------------------------------------------------
 
 
 def describe_name(name: str) -> Data:
@@ -198,7 +199,7 @@ def describe_result(
     graph: AttentionGraph,
     packed: Mapping[str, Any],
 ) -> Data:
-    """One method of an explanation: what it is called, and the rows that the page cannot compute."""
+    """One method of an explanation: its name, and the rows that the page cannot compute."""
     data: Data = {"name": name, **describe_name(name)}
     kind = COMPUTED.get(function) if function is not None else None
     if kind is not None and "weights" in packed and graph.residual is not None:
@@ -227,7 +228,7 @@ def describe_prompt_attention(result: PromptAttention, generation: Generation) -
     return data
 
 
-# ---- the data -------------------------------------------------------------------------------------
+# ---- the data -----------------------------------------------------------------------------------
 
 
 def pack_array(array: Array) -> Data:
@@ -308,7 +309,7 @@ def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: Atten
     }
 
 
-# ---- the file -------------------------------------------------------------------------------------
+# ---- the file -----------------------------------------------------------------------------------
 
 UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 

@@ -19,7 +19,10 @@ from attnflow.show.colours import AGAINST, MARKS, RAMP
 
 
 def print_table(console: Console, results: list[TokenAttention]) -> None:
-    """Tokens down, a number and a bar for each method across; a star marks flows at the bound that all sources share."""
+    """Tokens down, a number and a bar per method across.
+
+    A star marks flows at the bound that all sources share.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("", justify="right", style="dim")
     table.add_column("token", overflow="fold")
@@ -116,7 +119,7 @@ def notes() -> Iterator[None]:
 def print_explanation(
     console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
 ) -> None:
-    """The prediction, then a strip of tokens per method and importance, its strongest at the end."""
+    """The prediction, then a strip of tokens per method and importance, the strongest last."""
     shown = explanation.graph.depth if layer is None else layer
     scores = explanation.scores(shown, by_word=by_word)
     for text in explanation.texts:
