@@ -17,7 +17,7 @@ import pytest
 
 import attnflow as af
 from attnflow.core import memory, provenance
-from attnflow.core.files import read_lines, write_file
+from attnflow.core.files import read_lines, writable, write_file
 from attnflow.core.flows import flows_from, flows_of_all_layers
 from attnflow.core.groups import list_numbers, read_groups
 from attnflow.core.provenance import Source, list_versions, read_versions
@@ -253,6 +253,28 @@ def test_an_error_of_who_reads_the_lines_stays_as_it_is(tmp_path: Path) -> None:
     next(lines)
     with pytest.raises(af.FileError, match=r"^mine$"):
         lines.throw(af.FileError("mine"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "cannot write {}: it is a folder; give the name of a file"),
+        ("circle", "cannot write {}: its links lead in a circle"),
+        ("pipe", "cannot write {}: it is no ordinary file"),
+        ("missing/file", "cannot write {}: the folder {}/missing does not exist"),
+        ("nul\0", "cannot write '{}\\x00': embedded null byte"),
+        ("x" * 300, "cannot write '{}': File name too long"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_once(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    os.mkfifo(tmp_path / "pipe")
+    for write in (writable, lambda path: write_file(path, lambda file: None)):
+        with pytest.raises(af.FileError) as error:
+            write(tmp_path / name)
+        expected = message.format(str(tmp_path / name).rstrip("\0"), tmp_path)
+        assert str(error.value) == expected
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
