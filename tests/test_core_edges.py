@@ -65,7 +65,7 @@ def test_every_array_of_a_result_by_word_has_the_shape_that_its_names_say(
     rows = (len(result.layers), len(result.positions))
     assert len(result.queries) == len(result.positions)
     assert result.spread.shape == result.visible_keys.shape == rows
-    for array in (result.values, result.limits, result.limited_by, result.saturated):
+    for array in (result.values, result.limits, result.saturated):
         assert array is None or array.shape == (*rows, len(result.tokens))
     assert len(list(result.rows())) == len(result.to_pandas()) == result.values.size
 
@@ -134,7 +134,7 @@ BAD_FILES: list[tuple[Any, str]] = [
     (lambda path: np.savez(path), "or one named 'weights'; it holds none"),
     (lambda path: np.savez(path, weights=W, format=2), r"by a newer attnflow \(format 2\)"),
     (lambda path: np.savez(path, weights=W, tokens=[list("abcde")]), "its tokens are no list"),
-    (lambda path: np.savez(path, weights=W, grid=[1]), "not a file of attention weights that"),
+    (lambda path: np.savez(path, weights=W, grid=[1]), "grid must be"),
     (
         lambda path: np.savez(path, weights=W, token_bytes=[1], token_lengths=[2, -1]),
         "its tokens do not have the lengths that it says",
@@ -147,7 +147,7 @@ def test_a_bad_file_of_weights_is_an_error_of_one_line(
     write: Any, message: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "bad.npz")
-    with pytest.raises(af.FileError, match=message) as error:
+    with pytest.raises(af.AttnFlowError, match=message) as error:
         af.Attention.load(tmp_path / "bad.npz")
     assert "\n" not in str(error.value)
 
