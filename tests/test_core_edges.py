@@ -17,7 +17,7 @@ import pytest
 
 import attnflow as af
 from attnflow.core import memory, provenance
-from attnflow.core.files import read_lines, write_file
+from attnflow.core.files import read_lines, writable, write_file
 from attnflow.core.flows import flows_from, flows_of_all_layers
 from attnflow.core.groups import list_numbers, read_groups
 from attnflow.core.provenance import Source, list_versions, read_versions
@@ -65,7 +65,7 @@ def test_every_array_of_a_result_by_word_has_the_shape_that_its_names_say(
     rows = (len(result.layers), len(result.positions))
     assert len(result.queries) == len(result.positions)
     assert result.spread.shape == result.visible_keys.shape == rows
-    for array in (result.values, result.limits, result.limited_by, result.saturated):
+    for array in (result.values, result.limits, result.saturated):
         assert array is None or array.shape == (*rows, len(result.tokens))
     assert len(list(result.rows())) == len(result.to_pandas()) == result.values.size
 
@@ -134,7 +134,7 @@ BAD_FILES: list[tuple[Any, str]] = [
     (lambda path: np.savez(path), "or one named 'weights'; it holds none"),
     (lambda path: np.savez(path, weights=W, format=2), r"by a newer attnflow \(format 2\)"),
     (lambda path: np.savez(path, weights=W, tokens=[list("abcde")]), "its tokens are no list"),
-    (lambda path: np.savez(path, weights=W, grid=[1]), "not a file of attention weights that"),
+    (lambda path: np.savez(path, weights=W, grid=[1]), "grid must be"),
     (
         lambda path: np.savez(path, weights=W, token_bytes=[1], token_lengths=[2, -1]),
         "its tokens do not have the lengths that it says",
@@ -147,7 +147,7 @@ def test_a_bad_file_of_weights_is_an_error_of_one_line(
     write: Any, message: str, tmp_path: Path
 ) -> None:
     write(tmp_path / "bad.npz")
-    with pytest.raises(af.FileError, match=message) as error:
+    with pytest.raises(af.AttnFlowError, match=message) as error:
         af.Attention.load(tmp_path / "bad.npz")
     assert "\n" not in str(error.value)
 
@@ -253,6 +253,28 @@ def test_an_error_of_who_reads_the_lines_stays_as_it_is(tmp_path: Path) -> None:
     next(lines)
     with pytest.raises(af.FileError, match=r"^mine$"):
         lines.throw(af.FileError("mine"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "cannot write {}: it is a folder; give the name of a file"),
+        ("circle", "cannot write {}: its links lead in a circle"),
+        ("pipe", "cannot write {}: it is no ordinary file"),
+        ("missing/file", "cannot write {}: the folder {}/missing does not exist"),
+        ("nul\0", "cannot write '{}\\x00': embedded null byte"),
+        ("x" * 300, "cannot write '{}': File name too long"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_once(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    os.mkfifo(tmp_path / "pipe")
+    for write in (writable, lambda path: write_file(path, lambda file: None)):
+        with pytest.raises(af.FileError) as error:
+            write(tmp_path / name)
+        expected = message.format(str(tmp_path / name).rstrip("\0"), tmp_path)
+        assert str(error.value) == expected
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

@@ -1,4 +1,7 @@
-"""Corpora: every format read, every row in the result or in the errors, every damage mended or refused, every kill survived."""
+"""Corpora: every format read, every row in the result or in the errors.
+
+Every damage is mended or refused, and every kill survived.
+"""
 
 import fcntl
 import gzip
@@ -94,7 +97,7 @@ def errors(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-# ---- what is computed -----------------------------------------------------------------------------------------------------------
+# ---- what is computed ----------------------------------------------------------------------------
 
 
 def test_a_row_holds_what_explain_says_of_its_text(texts: Path, tmp_path: Path) -> None:
@@ -179,7 +182,7 @@ def test_the_number_of_workers_changes_nothing(texts: Path, tmp_path: Path) -> N
     assert table(tmp_path / "one").num_rows == 49
 
 
-# ---- what is read ---------------------------------------------------------------------------------------------------------------
+# ---- what is read --------------------------------------------------------------------------------
 
 ROWS = [
     {"id": "a", "text": 'the "key"', "label": "x"},
@@ -442,7 +445,7 @@ def test_bad_options_are_one_clear_line(
         af.explain_corpus([], tmp_path / "out")
 
 
-# ---- hostile texts --------------------------------------------------------------------------------------------------------------
+# ---- hostile texts -------------------------------------------------------------------------------
 
 HOSTILE = [
     b"",
@@ -651,14 +654,15 @@ def test_a_row_that_runs_out_of_memory_is_too_large(
     assert table(tmp_path / "out").num_rows == 49 - len(found)
 
 
-# ---- never lose work --------------------------------------------------------------------------------------------------------------
+# ---- never lose work -----------------------------------------------------------------------------
 
 
 def command(*arguments: Any) -> list[str]:
     return [sys.executable, "-m", "attnflow", "corpus", *map(str, arguments)]
 
 
-# runs that are killed, each a fork of a process that has loaded torch already, so that a kill may fall into any part of the work
+# runs that are killed, each a fork of a process that has loaded torch already, so that a kill may
+# fall into any part of the work
 FORKS = """
 import glob, os, random, signal, sys, time
 import attnflow as af
@@ -1213,9 +1217,8 @@ def test_a_manifest_of_an_older_version_is_read(texts: Path, tmp_path: Path) -> 
     begun(texts, out)
 
 
-SMALL = (
-    8 * 1024
-)  # bytes; a limit on the size of files stands for the full disk: a shard is over it, the manifest is not
+# bytes; a limit on the size of files stands for the full disk: a shard is over it, the manifest not
+SMALL = 8 * 1024
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -1285,8 +1288,9 @@ def test_a_script_whose_workers_cannot_start_is_told_why(
     from_stdin: bool, texts: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
+    places = f"{str(texts)!r}, {str(tmp_path / 'out')!r}"
     script.write_text(
-        f"import attnflow as af\naf.explain_corpus({str(texts)!r}, {str(tmp_path / 'out')!r}, workers=2, shard_rows=10)\n"
+        f"import attnflow as af\naf.explain_corpus({places}, workers=2, shard_rows=10)\n"
     )
     command = [sys.executable] if from_stdin else [sys.executable, str(script)]
     answer = subprocess.run(
@@ -1315,7 +1319,7 @@ def test_verify_finds_gaps_and_repeats_that_checksums_do_not(texts: Path, tmp_pa
     assert "shard-00009.parquet belongs to no shard of the manifest" in verify_corpus(out)
 
 
-# ---- memory -----------------------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 # VmHWM, since ru_maxrss begins with that of the process that started this one
@@ -1323,7 +1327,8 @@ MEASURED = """
 import sys
 import attnflow as af
 af.explain_corpus(sys.argv[1], sys.argv[2], methods=["rollout"], layers=[6], shard_rows=500)
-print(next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")))
+status = [line.split() for line in open("/proc/self/status")]
+print(next(int(line[1]) // 1024 for line in status if line[0] == "VmHWM:"))
 """
 
 
@@ -1338,7 +1343,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     assert many < 1.10 * few
 
 
-# ---- what the folder says ---------------------------------------------------------------------------------------------------------
+# ---- what the folder says ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -1397,6 +1402,20 @@ def test_correlations_of_a_folder_are_those_of_evaluate(scored: Path) -> None:
         )
         == 9
     )
+
+
+def test_a_report_is_a_table_like_any_other(scored: Path, tmp_path: Path) -> None:
+    report = evaluate_corpus(scored, methods=["rollout", "flow"], against=["blank_out"])
+    frame = report.to_pandas()
+    assert tuple(frame.columns) == report.columns
+    assert len(frame) == 7
+    assert frame.attrs["source"]["model"] == "verb-number"
+    assert "| blank_out | flow | 6 |" in report.to_markdown()
+    assert report.to_latex().count("blank\\_out & rollout") == 6
+    assert "<table" in report._repr_html_()
+    for ending in (".md", ".csv", ".tex", ".json"):
+        assert report.save(tmp_path / f"report{ending}").stat().st_size > 200
+    assert len(json.loads((tmp_path / "report.json").read_text())) == 7
 
 
 def test_the_bootstrap_interval_is_that_of_the_normal_law() -> None:

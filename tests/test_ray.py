@@ -1,4 +1,4 @@
-"""Corpora on Ray: the same files as without it, also when an actor, a node or the run itself is killed. Run by make test-ray."""
+"""Corpora on Ray: the same files as without it, whatever is killed. Run by make test-ray."""
 
 import json
 import os
@@ -42,7 +42,7 @@ PATIENCE = 120.0
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows for all shards; two of them are no texts, and a folder is called as the bundled model."""
+    """Rows for all shards; two are no texts, and a folder is called as the bundled model."""
     folder = tmp_path_factory.mktemp("input")
     (folder / "verb-number").mkdir()
     lines = [
@@ -65,7 +65,7 @@ def unbroken(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """Of every process of a cluster: its own token, in a folder with a name short enough for sockets."""
+    """Of every process of a cluster: its token, in a folder with a name short enough for sockets."""
     folder = Path(tempfile.mkdtemp(prefix="af"))
     token = folder / "token"
     token.write_text(secrets.token_hex(16))
@@ -365,7 +365,8 @@ def test_an_input_that_is_removed_is_one_line(
         ("127.0.0.1:9", "cannot connect to Ray at 127.0.0.1:9: Connection refused"),
         (
             "ray://127.0.0.1:10001",
-            "address must be HOST:PORT of the cluster, or auto, on one of its machines; got ray://127.0.0.1:10001",
+            "address must be HOST:PORT of the cluster, or auto, on one of its machines;"
+            " got ray://127.0.0.1:10001",
         ),
         ("[::1]:9", "cannot connect to Ray at [::1]:9: "),
         (
@@ -375,7 +376,8 @@ def test_an_input_that_is_removed_is_one_line(
         ("a..b:6379", "cannot connect to Ray at a..b:6379: "),
         (
             "somewhere",
-            "address must be HOST:PORT of the cluster, or auto, on one of its machines; got somewhere",
+            "address must be HOST:PORT of the cluster, or auto, on one of its machines;"
+            " got somewhere",
         ),
     ],
 )

@@ -44,7 +44,8 @@ class AttentionGraph:
     """What rollout and flow run on: a layered graph. Usually made by `Attention.graph()`.
 
     Either from fused attention weights, into which the residual is mixed, or from edges of any
-    kind, which hold it already.
+    kind, which hold it already. Weights of float32 stay float32, in which rows sum to 1 only
+    nearly; edges are float64, in which they do. All arrays are read-only.
 
     Parameters
     ----------
@@ -75,9 +76,6 @@ class AttentionGraph:
     copy
         False: the array given, if it is a numpy array of float32 or float64, becomes the graph's
         own and is renormalised in place.
-
-    Weights of float32 stay float32, in which rows sum to 1 only nearly; edges are float64, in
-    which they do. All arrays are read-only.
 
     >>> graph = AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]])
     >>> graph.edges[0].tolist()

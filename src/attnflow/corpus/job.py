@@ -305,7 +305,11 @@ def try_methods(
 
 def try_importance(model: Model, importance: Mapping[str, ImportanceFunction]) -> None:
     """Call every importance of the user's once, so that its mistakes are told before the run."""
-    own = {name: each for name, each in importance.items() if each is not IMPORTANCES.get(name)}
+    own = {
+        name: function
+        for name, function in importance.items()
+        if function is not IMPORTANCES.get(name)
+    }
     if not own:
         return
     try:

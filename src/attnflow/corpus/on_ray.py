@@ -118,7 +118,7 @@ def compute_on_ray(
 
 
 def require_ray(address: str | None) -> Any:
-    """Import Ray, and refuse an address that is none."""
+    """Import Ray, and check the address."""
     for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
     try:
