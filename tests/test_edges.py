@@ -236,3 +236,26 @@ def test_explain_names_results_after_edges_and_method(bundled: af.Model, tmp_pat
     for options in ({"without": [1]}, {"graph": lambda attention: attention.graph()}):
         with pytest.raises(af.OptionError, match="make graphs of attention"):
             af.explain(TEXT, edges="norm", **options)
+
+
+def test_evaluate_ranks_every_method_on_every_kind_of_edges(bundled: af.Model) -> None:
+    examples = [(TEXT, "singular"), ("the old keys", "plural")]
+    report = af.evaluate(
+        bundled,
+        examples,
+        methods=["raw", "rollout"],
+        edges=["attention", "contribution", "gradient"],
+        against="blank_out",
+        layers=[6],
+    )
+    expected = [
+        f"{edge}{name}"
+        for edge in ("", "contribution ", "gradient ")
+        for name in ("raw", "rollout")
+    ]
+    assert list(report.methods) == expected
+    for (text, label), example in zip(examples, report.examples, strict=True):
+        for kind in ("contribution", "gradient"):
+            graph = af.attention_graph(bundled, text, edges=kind, target=label)
+            row = af.rollout(graph, layers=[6], positions=[0]).values[:, 0]
+            np.testing.assert_allclose(example.scores[f"{kind} rollout"], row, atol=1e-5)

@@ -32,8 +32,10 @@ from attnflow.core.custom import Choices, Method, call_own, check_name, name_fun
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS
 from attnflow.core.provenance import Source
+from attnflow.edges.building import refuse_residual, weigh_batch
+from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.errors import OptionError
-from attnflow.models.inputs import Encoded
+from attnflow.models.inputs import Encoded, batches
 from attnflow.models.model import Model
 from attnflow.progress import progress_bar
 
@@ -47,6 +49,7 @@ def evaluate(
     examples: Iterable[Any],
     *,
     methods: Choices = tuple(METHODS),
+    edges: Any = "attention",
     against: Choices = tuple(IMPORTANCES),
     scorers: Mapping[str, Scorer] | Callable[[Any], Any] | None = None,
     layers: Iterable[int] | int | None = None,
@@ -73,6 +76,9 @@ def evaluate(
     methods
         Names of methods, or {name: function} with methods of your own; None stands for attnflow's
         own of that name.
+    edges
+        What an edge of the graph weighs, one or several, as for `explain`; rows on edges other than
+        attention are called after both: "contribution rollout".
     against
         Names of importances, or {name: function}, called as f(model, inputs, target).
     scorers
@@ -126,9 +132,16 @@ def evaluate(
         wanted=layers,
         query=check_query(query),
         make_graph=read_graph_maker(graph, residual, without),
+        edges=read_edges(edges),
+        residual=residual,
         workers=workers,
     )
     job.check()
+    if job.other_edges and (graph is not None or len(without)):
+        raise OptionError(
+            "graph and without make graphs of attention;"
+            f" got edges {', '.join(job.other_edges)} as well"
+        )
     pairs = [split_example(example) for example in chosen]
     encoded = [  # all of them, before anything is computed
         check_example(job.model, f"example {number}", *pair) for number, pair in enumerate(pairs, 1)
@@ -147,7 +160,7 @@ def evaluate(
                 raise
     return Report(
         model=job.model.name,
-        methods=(*job.methods, *job.scorer_names),
+        methods=(*job.method_names, *job.scorer_names),
         against=(*job.against, *job.older_against),
         layers=job.layers,
         examples=tuple(done),
@@ -173,6 +186,8 @@ class Evaluation:
     wanted: Iterable[int] | int | None  # layers
     query: str | int
     make_graph: GraphMaker
+    edges: dict[str, EdgeWeight]
+    residual: float | None
     workers: int
     layers: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
@@ -183,10 +198,21 @@ class Evaluation:
         """The names of all scorers."""
         return (*self.scorers, *self.older_scorers)
 
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The names of all methods, on each kind of edges."""
+        return tuple(name_result(edge, name) for edge in self.edges for name in self.methods)
+
+    @property
+    def other_edges(self) -> dict[str, EdgeWeight]:
+        """The edge weights that need more than a capture of attention."""
+        return {name: weight for name, weight in self.edges.items() if name != "attention"}
+
     def check(self) -> None:
         """Refuse a job that has nothing to rank, or nothing to rank it against."""
+        refuse_residual(self.edges, self.residual)
         for what, names, known in (
-            ("method", [*self.methods, *self.scorer_names], METHODS),
+            ("method", [*self.method_names, *self.scorer_names], METHODS),
             ("importance", [*self.against, *self.older_against], IMPORTANCES),
         ):
             if not names:
@@ -217,13 +243,12 @@ class Evaluation:
         texts, labels = [text for text, _ in pairs], [label for _, label in pairs]
         position = None if isinstance(self.query, str) else self.query
         readings: list[Reading] = []
-        graphs: list[AttentionGraph] = []
+        graphs: list[dict[str, AttentionGraph]] = []
         if self.methods or self.against:
             targets = [None if label is None else self.model.target(label) for label in labels]
             with self.timed("capture"):
                 readings = read_inputs(self.model, encoded, targets=targets, position=position)
-                graphs = [self.make_graph(reading.attention) for reading in readings]
-                self.source = self.source or graphs[0].source
+            graphs = self.make_graphs(readings, position)
         importance: dict[str, list[Any]] = {}
         for name, function in self.against.items():
             with self.timed(name):
@@ -236,19 +261,22 @@ class Evaluation:
         for name, older in self.older_against.items():
             importance[name] = self._call_each(name, older, examples, encoded)
         scores: dict[str, list[Floats]] = {}
-        for name, method in self.methods.items():
-            with self.timed(name):
-                scores[name] = [
-                    self.score_method(name, method, graph, inputs)
-                    for graph, inputs in zip(graphs, encoded, strict=True)
-                ]
+        for edge in self.edges:
+            for method_name, method in self.methods.items():
+                name = name_result(edge, method_name)
+                with self.timed(name):
+                    scores[name] = [
+                        self.score_method(name, method, by_edge[edge], inputs)
+                        for by_edge, inputs in zip(graphs, encoded, strict=True)
+                    ]
         for name, scorer in self.scorers.items():
             given = texts if callable(scorer) else places
             score: Callable[[Any], Any] = scorer if callable(scorer) else scorer.__getitem__
             scores[name] = [row[None] for row in self._call_each(name, score, given, encoded)]
         for name, older in self.older_scorers.items():
             scores[name] = [row[None] for row in self._call_each(name, older, examples, encoded)]
-        removed = [graph.removed for graph in graphs] or [()] * len(examples)
+        removed = [next(iter(by_edge.values())).removed for by_edge in graphs]
+        removed = removed or [()] * len(examples)
         return [
             ScoredExample(
                 text,
@@ -263,6 +291,32 @@ class Evaluation:
                 zip(texts, watched, encoded, removed, strict=True)
             )
         ]
+
+    def make_graphs(
+        self, readings: Sequence[Reading], position: int | None
+    ) -> list[dict[str, AttentionGraph]]:
+        """The graph of each kind of edges, for each input that was read."""
+        graphs: list[dict[str, AttentionGraph]] = [{} for _ in readings]
+        if "attention" in self.edges:
+            for reading, by_edge in zip(readings, graphs, strict=True):
+                by_edge["attention"] = self.make_graph(reading.attention)
+        if self.other_edges:
+            with self.timed("edges"):
+                inputs = [reading.encoded for reading in readings]
+                targets = [reading.target for reading in readings]
+                for batch in batches(inputs, self.model.batch_tokens):
+                    made = weigh_batch(
+                        self.model,
+                        [inputs[place] for place in batch],
+                        self.other_edges,
+                        target=[targets[place] for place in batch],
+                        residual=self.residual,
+                        position=position,
+                    )
+                    for place, by_edge in zip(batch, made, strict=True):
+                        graphs[place] |= by_edge
+        self.source = self.source or next(iter(graphs[0].values())).source
+        return graphs
 
     def score_method(
         self, name: str, method: Method, graph: AttentionGraph, encoded: Encoded

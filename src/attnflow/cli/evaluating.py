@@ -11,6 +11,7 @@ from attnflow.analysis.importance import IMPORTANCES
 from attnflow.analysis.report import Report
 from attnflow.cli.options import (
     REPORT_ENDINGS,
+    Edges,
     Graph,
     Importances,
     Layers,
@@ -58,6 +59,7 @@ def evaluate_command(
         ),
     ] = None,
     methods: Methods = ALL_METHODS,
+    edges: Edges = "attention",
     against: Importances = ALL_IMPORTANCES,
     layers: Layers = None,
     limit: Limit = None,
@@ -78,10 +80,11 @@ def evaluate_command(
                 "evaluate needs a model and a file of texts, or the folder of a corpus alone;"
                 f" got {model!r}"
             )
-        if layers or query != "focal" or residual is not None or without or graph:
+        given = (layers or None, query, residual, without or None, graph, edges)
+        if given != (None, "focal", None, None, None, "attention"):
             raise OptionError(
                 "a corpus is evaluated as it was computed: leave out --layers, --query,"
-                " --residual, --without, --graph"
+                " --residual, --without, --graph, --edges"
             )
         wanted = (
             [] if methods == ALL_METHODS else split_names(methods),
@@ -98,6 +101,7 @@ def evaluate_command(
         loaded,
         read_examples(file, loaded, limit),
         methods=functions[0],
+        edges=split_names(edges),
         against=functions[1],
         layers=chosen,
         limit=limit,

@@ -16,6 +16,7 @@ from attnflow.capturing.assembly import capture
 from attnflow.cli.options import (
     OWN,
     AnyModel,
+    Edges,
     Graph,
     Layer,
     Methods,
@@ -28,6 +29,7 @@ from attnflow.cli.options import (
     read_functions,
     read_normalize,
     read_numbers,
+    split_names,
 )
 from attnflow.core.files import PICTURES
 from attnflow.core.methods import METHODS
@@ -162,6 +164,7 @@ def explain_command(
     ] = None,
     model: AnyModel = BUNDLED,
     methods: Methods = ALL_METHODS,
+    edges: Edges = "attention",
     layer: Layer = None,
     position: Annotated[
         int | None,
@@ -203,6 +206,7 @@ def explain_command(
         text if pair is None else (text, pair),
         model=model,
         methods=read_functions(methods, "method"),
+        edges=split_names(edges),
         importance=tuple(IMPORTANCES) if watched else (),
         position=position,
         target=target,

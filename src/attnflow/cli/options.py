@@ -32,6 +32,13 @@ Methods = Annotated[
     str,
     typer.Option(help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}."),
 ]
+Edges = Annotated[
+    str,
+    typer.Option(
+        help="What an edge weighs, separated by commas: attention, effective, norm, contribution,"
+        " gradient."
+    ),
+]
 Importances = Annotated[
     str, typer.Option(help=f"Which importances, separated by commas; your own as {OWN}.")
 ]

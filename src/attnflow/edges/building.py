@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WIRINGS: "WeakKeyDictionary[Any, list[Wiring]]" = WeakKeyDictionary()
 WATCHED = ("logit", "log_probability", "probability")
-Target = int | str | tuple[int | str, int | str] | None
+Target = int | str | tuple[int | str, int | str] | list[int | None] | None
 
 
 @overload
@@ -388,6 +388,8 @@ def watch_target(
     model: Model, logits: "torch.Tensor", target: Target, target_of: str
 ) -> "torch.Tensor":
     """[sequence]: what is watched of the logits [sequence, class]."""
+    import torch
+
     scores = {
         "logit": lambda: logits,
         "log_probability": lambda: logits.log_softmax(dim=-1),
@@ -395,6 +397,9 @@ def watch_target(
     }[target_of]()
     if target is None:
         return scores.gather(1, logits.argmax(dim=-1, keepdim=True))[:, 0]
+    if isinstance(target, list):  # one class per sequence
+        numbers = torch.tensor(target, device=scores.device)
+        return scores.gather(1, numbers[:, None])[:, 0]
     if isinstance(target, tuple):
         if len(target) != 2:
             raise OptionError(f"a contrast is between two targets; got {len(target)}")
