@@ -17,22 +17,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.bounds import bound_from_below, two_layers
+from attnflow.core.kernels import Bits
 from attnflow.core.maxflow import (
     MET,
-    Bits,
     Floats,
-    Scratch,
-    bounds_from_below,
+    Network,
     find_scale,
-    scratch,
+    make_network,
     search_pairs,
-    two_layers,
     usable,
     ways_of,
 )
 
 Tick = Callable[[int, int], None]  # told how much is done, and of how much
-BLOCK = 400_000  # nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
+# nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
+BLOCK_NODES = 400_000
 
 
 # What a target takes in. The nodes of a group drain into one target without limit, so what node u
@@ -157,14 +157,14 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
     if not np.isnan(flows).any():
         return
     steps, nodes, _ = problem.inner.shape
-    block = max(1, BLOCK // (nodes * (steps + 1)))
+    block = max(1, BLOCK_NODES // (nodes * (steps + 1)))
     starts = range(0, flows.size, block)
-    scratches: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
+    networks: queue.SimpleQueue[Network] = queue.SimpleQueue()
     for _ in range(min(workers, len(starts))):
-        scratches.put(scratch(problem.inner, problem.ways))
+        networks.put(make_network(problem.inner, problem.ways))
 
     def search_block(start: int) -> None:
-        mine = scratches.get()
+        mine = networks.get()
         stop = min(start + block, flows.size)
         search_pairs(
             start,
@@ -174,11 +174,9 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
             problem.causal,
             problem.bounds,
             flows,
-            problem.inner,
-            problem.ways,
-            *mine,
+            mine,
         )
-        scratches.put(mine)
+        networks.put(mine)
 
     for _ in each(search_block, starts, workers):
         if tick is not None:
@@ -275,15 +273,14 @@ def flows_of_all_layers(
         two_layers(usable(edges[1]), demands, flows[1])
     for layer in range(2, depth):
         supplies = usable(edges[layer])
-        bounds = outer_cuts(supplies, demands, everyone, causal)
-        least = np.empty_like(bounds)
-        bounds_from_below(supplies, flows[layer - 1], bounds, least)
+        most, least = bound_from_below(supplies, flows[layer - 1])
+        bounds = np.minimum(outer_cuts(supplies, demands, everyone, causal), most)
         np.copyto(flows[layer], bounds, where=least >= bounds - MET)
         problem = Problem(supplies, demands, edges[1:layer], ways[: layer - 1], bounds, causal)
-        settle(problem, flows[layer], workers, part_of(tick, layer, depth))
+        settle(problem, flows[layer], workers, narrow_tick(tick, layer, depth))
     return flows
 
 
-def part_of(tick: Tick | None, part: int, parts: int) -> Tick | None:
+def narrow_tick(tick: Tick | None, part: int, parts: int) -> Tick | None:
     """A tick for one of several equal parts of a job."""
     return None if tick is None else lambda done, total: tick(part * total + done, parts * total)

@@ -220,7 +220,8 @@ def max_flow(
     >>> best.value, best.cut
     (0.5, ((1, 0, 1), (2, 0, 1)))
     """
-    from attnflow.core.maxflow import find_scale, one_flow
+    from attnflow.core.maxflow import find_scale
+    from attnflow.core.mincut import one_flow
 
     graph = graph_of(attention)
     upper, (start,) = node_of(graph, source, "source")
