@@ -240,7 +240,7 @@ def max_flow(
     >>> best.value, best.cut
     (0.5, ((1, 0, 1), (2, 0, 1)))
     """
-    from attnflow.core.flows import one_flow
+    from attnflow.core.mincut import one_flow
 
     graph = read_graph(attention)
     upper, (start,) = read_node(graph, source, "source")
