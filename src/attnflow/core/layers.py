@@ -1,8 +1,14 @@
 """`Layers`: the edges of a graph as they are held, in float64 where and when they are needed."""
 
+<<<<<<< HEAD
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
+=======
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+>>>>>>> memory
 
 import numpy as np
 
@@ -53,7 +59,7 @@ class Layers:
         return len(self.weights)
 
     def __iter__(self) -> Iterator[Floats]:
-        return map(self.rows, range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
     @overload
     def __getitem__(self, place: int) -> Floats: ...
@@ -62,13 +68,14 @@ class Layers:
     def __getitem__(self, place: int | slice) -> "Floats | Layers":
         if isinstance(place, slice):
             return Layers(self.weights[place], self.factors[place], self.diagonal[place])
-        return self.rows(place)
+        edges: Floats = self.factors[place][:, None] * self.weights[place]
+        edges.reshape(-1)[:: len(edges) + 1] += self.diagonal[place]
+        return edges
 
-    def rows(self, layer: int, queries: Any = slice(None)) -> Floats:
-        """[query, key]: some rows of one layer, a new array; queries: whatever indexes an axis."""
-        rows: Floats = self.factors[layer][queries][:, None] * self.weights[layer][queries]
-        own = np.arange(self.shape[1])[queries]  # the key that is the query itself
-        rows[np.arange(len(own)), own] += self.diagonal[layer][queries]
+    def rows(self, layer: int, queries: Sequence[int] | Array) -> Floats:
+        """[query, key]: some rows of one layer, a new array."""
+        rows: Floats = self.factors[layer, queries][:, None] * self.weights[layer, queries]
+        rows[np.arange(len(rows)), queries] += self.diagonal[layer, queries]
         return rows
 
     def to_array(self) -> Floats:
