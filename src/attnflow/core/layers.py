@@ -1,14 +1,8 @@
 """`Layers`: the edges of a graph as they are held, in float64 where and when they are needed."""
 
-<<<<<<< HEAD
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, overload
-=======
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
->>>>>>> memory
+from dataclasses import dataclass, replace
+from typing import NamedTuple, overload
 
 import numpy as np
 

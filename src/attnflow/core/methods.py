@@ -1,4 +1,4 @@
-"""The methods, raw attention, attention rollout, attention flow: a graph in, token attention out."""
+"""Raw attention, attention rollout and attention flow: a graph in, token attention out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
