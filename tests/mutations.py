@@ -38,8 +38,10 @@ GENERAL = ["src/attnflow/core", "tests/test_core_edges.py"]
 USUAL = ["tests/test_graph.py", "tests/test_methods.py"]
 TESTS = {
     "core/files.py": ["tests/test_files.py", "tests/test_graph.py"],
-    "core/flows.py": ["tests/test_maxflow.py"],
-    "core/maxflow.py": ["tests/test_maxflow.py"],
+    **{
+        f"core/{name}.py": ["tests/test_maxflow.py"]
+        for name in ("bounds", "flows", "kernels", "maxflow", "mincut")
+    },
     "core/memory.py": [],
     "core/provenance.py": [],
 }

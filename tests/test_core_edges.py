@@ -44,10 +44,7 @@ def renamed_flow(graph: af.Attention, **options: Any) -> af.TokenAttention:
     [
         af.raw,
         af.rollout,
-        pytest.param(
-            renamed_flow,
-            marks=pytest.mark.xfail(reason="by_word keeps the limits of the tokens", strict=False),
-        ),
+        renamed_flow,
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"layers": [3], "positions": [4, 1]}])

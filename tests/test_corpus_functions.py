@@ -2,18 +2,25 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attnflow as af
-from attnflow.corpus.job import import_choices
+from attnflow.corpus import on_ray
+from attnflow.corpus.folder import make_folder
+from attnflow.corpus.job import import_choices, plan_job
 from attnflow.corpus.manifest import Manifest
+from attnflow.corpus.rows import gather_inputs
 from attnflow.corpus.scores import evaluate_corpus, top_words
 from attnflow.corpus.status import corpus_status, verify_corpus
 from tests.families import build, word_tokenizer
@@ -63,6 +70,37 @@ def test_functions_of_a_module_work_in_workers_and_are_columns(texts: Path, tmp_
     report = evaluate_corpus(tmp_path / "two", methods=["squared"], against=["length"])
     assert {row[:2] for row in report.rows()} == {("length", "squared")}
     assert top_words(tmp_path / "two", method="own", min_count=1)
+
+
+def test_an_actor_of_a_cluster_imports_them_too(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = af.explain_corpus(texts, tmp_path / "local", **OWN)
+    rows, threads = list(gather_inputs(texts).rows()), torch.get_num_threads()
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda answer: answer))
+    job, _ = plan_job(
+        af.load(),
+        methods=OWN["methods"],
+        importance=OWN["importance"],
+        layers=None,
+        position="focal",
+        normalize="sum",
+        batch_tokens=None,
+        importable=True,
+    )
+    write = on_ray.Writer(make_folder(tmp_path / "ray"), [0]).write
+    writer = SimpleNamespace(write=SimpleNamespace(remote=write))
+    facts = local.model["fingerprint"], local.versions
+    try:
+        sent = pickle.loads(pickle.dumps(job))
+        actor = on_ray.Explainer("verb-number", *facts, sent, writer)
+        answer = actor.explain(0, on_ray.encode_rows(rows[:10]), None)
+        assert json.loads(answer["shard"])["sha256"] == local.shards[0].sha256
+        gone = replace(job, functions={**job.functions, "own": "tests.own_methods:gone"})
+        lost = on_ray.Explainer("verb-number", *facts, gone, writer).explain(0, b"[]", None)
+        assert "on a machine of the cluster: a method of your own" in str(lost["problem"])
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.filterwarnings("ignore::attnflow.CorpusWarning")

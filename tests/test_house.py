@@ -110,22 +110,19 @@ except af.MissingExtraError as error:
     assert "pip install 'attnflow[models]'" in found.stdout
 
 
-def test_the_kernels_know_numpy_and_numba_only() -> None:
-    tree = ast.parse((SOURCE / "core" / "maxflow.py").read_text())
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    assert {str(module).split(".")[0] for module in modules} == {
-        "collections",
-        "typing",
-        "numpy",
-        "numba",
-        "llvmlite",
-    }
+def test_the_kernels_know_numpy_numba_and_the_layers_only() -> None:
+    known = {f"attnflow.core.{name}" for name in ("arrays", "layers", "kernels", "maxflow")}
+    for name in ("kernels", "maxflow", "bounds", "mincut"):
+        tree = ast.parse((SOURCE / "core" / f"{name}.py").read_text())
+        modules = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        modules |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
+        packages = {module.split(".")[0] for module in modules - known}
+        assert packages <= {"collections", "typing", "numpy", "numba", "llvmlite"}
 
 
 def test_a_missing_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

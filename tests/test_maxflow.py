@@ -9,20 +9,21 @@ from hypothesis import strategies as st
 
 import attnflow as af
 from attnflow.core import flows
+from attnflow.core.bounds import bound_from_below
 from attnflow.core.flows import (
     Problem,
     find_waist,
     flows_from,
     flows_of_all_layers,
     lower,
-    one_flow,
     outer_cuts,
     raise_,
     settle,
 )
+from attnflow.core.kernels import pack, unpack
 from attnflow.core.layers import Layers
 from attnflow.core.masks import is_causal
-from attnflow.core.maxflow import bounds_from_below
+from attnflow.core.mincut import one_flow
 from tests.oracles import (
     KINDS,
     Floats,
@@ -301,9 +302,8 @@ def test_outer_cuts_and_bounds_from_the_layer_below_hold(weights: Floats, residu
             positions,
             bool(is_causal(edges)),
         )
-        upper, least = cuts.copy(), np.empty_like(cuts)
-        bounds_from_below(edges[layer], every[layer - 1], upper, least)
-        assert (every[layer] <= upper + SAME).all()
+        most, least = bound_from_below(edges[layer], every[layer - 1])
+        assert (every[layer] <= np.minimum(cuts, most) + SAME).all()
         assert (every[layer] >= least - SAME).all()
         assert (
             least >= edges[layer] @ every[layer - 1] - SAME
@@ -396,7 +396,7 @@ def test_jobs_agree_on_real_attention(name: str, weights: Floats) -> None:
 def test_bit_for_bit_the_same_for_any_number_of_workers(
     name: str, weights: Floats, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flows, "BLOCK", 20_000)  # many blocks, so that threads do share the work
+    monkeypatch.setattr(flows, "BLOCK_NODES", 20_000)  # many blocks: threads do share the work
     edges = edges_of(weights[:7])
     alone = flows_from(edges, np.arange(64), causal=name == "smollm2")
     assert (
@@ -444,3 +444,16 @@ def test_progress_is_told_and_ends_at_the_total() -> None:
     assert told[-1] == (400, 400)
     flows_of_all_layers(edges, tick=lambda done, total: told.append((done, total)))
     assert told[-1] == (1600, 1600)
+
+
+@pytest.mark.parametrize("nodes", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_sets_of_nodes_are_the_same_after_packing(nodes: int, steps: int) -> None:
+    members = np.random.default_rng(nodes).random((steps, nodes)) < 0.5
+    words = pack(members)
+    assert words.shape == (steps, (nodes + 63) // 64)
+    assert (unpack(words, nodes) == members).all()
+    for row, bits in zip(members, words, strict=True):
+        assert sum(int(word) << 64 * place for place, word in enumerate(bits)) == sum(
+            1 << int(node) for node in np.flatnonzero(row)
+        )

@@ -1,4 +1,4 @@
-"""The paper's experiments: data and its split, the grammar, the tables and the commands that print them."""
+"""The paper's experiments: data and split, grammar, tables, and the commands that print them."""
 
 import csv
 import gzip
@@ -18,8 +18,9 @@ from tests.families import build, word_tokenizer
 
 ROWS = "VBZ\tthe key to the NNS\nVBP\tthe keys\n"
 COLUMNS = """
-sentence orig_sentence pos_sentence subj verb subj_pos has_rel has_nsubj verb_pos subj_index verb_index n_intervening last_intervening
-n_diff_intervening distance max_depth all_nouns nouns_up_to_verb
+sentence orig_sentence pos_sentence subj verb subj_pos has_rel has_nsubj verb_pos subj_index
+verb_index n_intervening last_intervening n_diff_intervening distance max_depth all_nouns
+nouns_up_to_verb
 """
 HEADER = COLUMNS.split()
 TOP = "\t".join(HEADER) + "\n"
@@ -29,7 +30,7 @@ def full(**cells: str) -> str:
     return "\t".join(cells.get(name, "x") for name in HEADER)
 
 
-# ---- data -----------------------------------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 
 
 def test_both_forms_of_the_data_are_read(tmp_path: Path) -> None:
@@ -67,18 +68,39 @@ def test_rows_that_begin_alike_stand_on_one_side() -> None:
     assert 0.03 < counts.count("dev") / 3000 < 0.07
 
 
+NO_INDEX = full(verb_pos="VBZ", verb_index="two", n_diff_intervening="0")
 BAD = {
-    "columns": ("numpred.val", b"VBZ\tthe key\textra\n", "line 1: the columns sentence, verb_pos, verb_index"),
-    "one column": ("numpred.val", ROWS.encode() + b"the key\n", "line 3: two columns are needed, VBZ or VBP"),
-    "label": ("numpred.val", b"VBZ\tthe key\nVBD\tthe keys\n", "line 2: the verb must be VBZ or VBP; got 'VBD'"),
-    "no words": ("numpred.val", b"VBZ\tthe key\nVBP\t \n", "line 2: there are no words before the verb"),
+    "columns": (
+        "numpred.val",
+        b"VBZ\tthe key\textra\n",
+        "line 1: the columns sentence, verb_pos, verb_index",
+    ),
+    "one column": (
+        "numpred.val",
+        ROWS.encode() + b"the key\n",
+        "line 3: two columns are needed, VBZ or VBP",
+    ),
+    "label": (
+        "numpred.val",
+        b"VBZ\tthe key\nVBD\tthe keys\n",
+        "line 2: the verb must be VBZ or VBP; got 'VBD'",
+    ),
+    "no words": (
+        "numpred.val",
+        b"VBZ\tthe key\nVBP\t \n",
+        "line 2: there are no words before the verb",
+    ),
     "encoding": ("numpred.val", b"VBZ\tthe key\nVBP\tcaf\xe9s\n", "line 2: not UTF-8"),
     "empty": ("numpred.val", b"", "is empty: rows such as 'VBZ'"),
-    "verb": ("a.tsv", f"{TOP}{full(verb_pos='VBZ', verb_index='two', n_diff_intervening='0')}".encode(), "line 2: verb_index and"),
-    "width": ("a.tsv", f"{TOP}VBZ\tx\n".encode(), "line 2: 18 columns are needed, as in the header; got 2"),
+    "verb": ("a.tsv", f"{TOP}{NO_INDEX}".encode(), "line 2: verb_index and"),
+    "width": (
+        "a.tsv",
+        f"{TOP}VBZ\tx\n".encode(),
+        "line 2: 18 columns are needed, as in the header; got 2",
+    ),
     "no gzip": ("a.tsv.gz", b"plain text", "cannot read"),
     "cut gzip": ("a.tsv.gz", gzip.compress(ROWS.encode() * 100)[:-20], "cannot read"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -98,7 +120,7 @@ def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:
         read_agreement([tmp_path / "missing"])
 
 
-# ---- the grammar ----------------------------------------------------------------------------------------------------------------
+# ---- the grammar ---------------------------------------------------------------------------------
 
 
 def test_the_grammar_makes_different_sentences_with_the_attractors_it_says() -> None:
@@ -126,12 +148,12 @@ def test_the_grammars_words_are_all_in_the_vocabulary() -> None:
     assert sorted(words - known) == []
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["table1", "table2"])
 def test_a_table_has_the_papers_rows_and_ours_with_and_without_cls(name: str) -> None:
-    table = tables.verb_number_table(name, limit=4, command="attnflow reproduce")
+    table = tables.compute_verb_number_table(name, limit=4, command="attnflow reproduce")
     rows = list(csv.DictReader(table.to_csv().splitlines()))
     assert [(row["method"], int(row["layer"])) for row in rows] == [
         (m, layer) for m in af.METHODS for layer in range(1, 7)
@@ -171,7 +193,7 @@ def test_sentences_of_the_data_come_from_the_test_side_alone(tmp_path: Path) -> 
         for other in list(grammar.NOUNS)[:20]
     ]
     (tmp_path / "numpred.val").write_text("".join(f"VBZ\t{each}\n" for each in words * 2))
-    table = tables.verb_number_table("table1", data=[tmp_path], limit=6)
+    table = tables.compute_verb_number_table("table1", data=[tmp_path], limit=6)
     side = {
         example.text: Sentence(tuple(example.text.split()), "singular", "x").side
         for example in table.report.examples
@@ -357,11 +379,11 @@ def test_evaluate_prints_a_table_and_writes_a_file(
 
 def test_a_model_of_another_kind_is_not_taken_for_the_verb_number_model() -> None:
     with pytest.raises(af.FileError, match="cannot load"):
-        tables.verb_number_table("table1", model="no/such-model", limit=1)
+        tables.compute_verb_number_table("table1", model="no/such-model", limit=1)
     assert build("distilbert").config.model_type != "verb-number"
 
 
-# ---- figures --------------------------------------------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -472,7 +494,7 @@ def test_the_figure_commands_write_pictures(
         (["figure1", "--out", "x.gif"], "the ending must be one of .png, .svg, .pdf; got .gif"),
         (["figure1", "--out", "no/x.png"], "does not exist"),
         (["figure2", ""], "must not be empty"),
-        (["figure4", "--model", "verb-number"], "figure 4 asks a masked LM"),
+        (["figure4", "--model", "verb-number"], "figure 4 needs a masked LM"),
         (
             ["figure4", "--model", "{pronouns}", "the [MASK] book"],
             "each sentence needs its two references; got 1 sentences and 0 pairs",

@@ -1,4 +1,4 @@
-"""The recipe of the bundled model: nouns and their numbers, sentences made from others, batches, and a small training for real."""
+"""The recipe of the bundled model: nouns, sentences made from others, batches, a small training."""
 
 import os
 import random
@@ -18,20 +18,20 @@ from attnflow.paper import grammar
 from attnflow.paper.agreement import Sentence
 from attnflow.paper.augmentation import (
     Mixture,
+    find_inner_sentences,
+    find_introductions,
     flip_simple,
-    inner_sentences,
-    introductions,
+    make_variant,
     parse,
-    training_stream,
-    variant,
+    stream_sentences,
 )
 from attnflow.paper.nouns import Lexicon, build_lexicon
 from attnflow.paper.train_verb_number import (
     Batches,
     Recipe,
     build_vocabulary,
-    groups_of,
-    split,
+    count_right,
+    split_sides,
     train_verb_number,
 )
 
@@ -93,7 +93,7 @@ def test_variants_of_a_sentence_with_an_attractor(
     found = parse(sentence("the keys to the old door", "plural", 1), lexicon)
     assert found is not None
     assert (found.subject, found.attractors) == (1, (5,))
-    changed = variant(found, kind, lexicon)
+    changed = make_variant(found, kind, lexicon)
     assert (changed.text, changed.label) == (text, label)
 
 
@@ -128,22 +128,24 @@ def test_only_simple_sentences_are_flipped(lexicon: Lexicon) -> None:
 def test_verbs_inside_sentences_give_more_of_them() -> None:
     found = {
         (each.text, each.label)
-        for each in inner_sentences(
+        for each in find_inner_sentences(
             [sentence("the key is old but the doors are new and they want to have")]
         )
     }
     assert found == {("the key", "singular"), ("the key is old but the doors", "plural")}
-    assert introductions([sentence("in the summer , the keys")]) == [("in", "the", "summer", ",")]
+    assert find_introductions([sentence("in the summer , the keys")]) == [
+        ("in", "the", "summer", ",")
+    ]
 
 
 def test_the_stream_keeps_to_the_train_side_and_is_the_same_for_the_same_seed(
     corpus: list[Sentence], lexicon: Lexicon
 ) -> None:
-    train = split(corpus)["train"]
-    drawn = list(islice(training_stream(train, lexicon, Mixture(), random.Random(1)), 3000))
+    train = split_sides(corpus)["train"]
+    drawn = list(islice(stream_sentences(train, lexicon, Mixture(), random.Random(1)), 3000))
     assert {each.side for each in drawn} == {"train"}
     assert drawn[:100] == list(
-        islice(training_stream(train, lexicon, Mixture(), random.Random(1)), 100)
+        islice(stream_sentences(train, lexicon, Mixture(), random.Random(1)), 100)
     )
     sources = {each.source for each in drawn}
     assert {
@@ -160,7 +162,7 @@ def test_the_stream_keeps_to_the_train_side_and_is_the_same_for_the_same_seed(
 
 
 def test_a_batch_depends_on_its_step_alone(corpus: list[Sentence], lexicon: Lexicon) -> None:
-    sides = split(corpus)
+    sides = split_sides(corpus)
     vocabulary = build_vocabulary(sides["train"])
     batches = Batches(sides["train"], vocabulary, lexicon, Recipe(batch=4), seed=3)
     first, late = batches(0), batches(95)
@@ -179,7 +181,7 @@ def test_a_batch_depends_on_its_step_alone(corpus: list[Sentence], lexicon: Lexi
     assert (late.ids[blanked] == vocabulary.unk_token_id).all()
 
 
-# ---- training for real ------------------------------------------------------------------------------------------------------------
+# ---- training for real ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +206,8 @@ def test_a_small_training_learns_and_its_model_loads(data: Path, tmp_path: Path)
     assert found.test["natural"].accuracy > 0.85
     assert len(lines) == 4
     model = af.load(tmp_path / "out")
-    sides = split(islice(grammar.sentences(seed=5), 300))
-    again = groups_of(model.model, model.tokenizer, sides["test"])
+    sides = split_sides(islice(grammar.sentences(seed=5), 300))
+    again = count_right(model.model, model.tokenizer, sides["test"])
     assert again["natural"].count > 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert (
@@ -224,7 +226,8 @@ from attnflow.paper import train_verb_number as recipe
 from tests.test_train_verb_number import TINY
 
 torch.set_num_threads(1)
-recipe.train_verb_number([Path(sys.argv[1])], Path(sys.argv[2]), seed=4, steps=40, size=TINY, resume=sys.argv[3] == "resume")
+data, out, resume = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "resume"
+recipe.train_verb_number([data], out, seed=4, steps=40, size=TINY, resume=resume)
 """
 
 

@@ -1,4 +1,7 @@
-"""The training loop and the sentiment recipe: resumed runs equal unbroken ones, nothing is overwritten or half-written."""
+"""The training loop and the sentiment recipe.
+
+Resumed runs equal unbroken ones; nothing is overwritten or half-written.
+"""
 
 import os
 import signal
@@ -102,7 +105,7 @@ def interrupted(folder: Path, at: int = 15, **changes: Any) -> None:
         run(folder, batch_at=batch_at, **changes)
 
 
-# ---- what a training does ---------------------------------------------------------------------------------------------------------
+# ---- what a training does ------------------------------------------------------------------------
 
 
 def test_training_lowers_the_loss_and_reports_each_measurement(
@@ -252,7 +255,7 @@ def test_a_loss_that_is_no_number_says_what_to_do(tmp_path: Path) -> None:
         run(tmp_path, loss=lambda batch: torch.tensor(float("nan"), requires_grad=True))
 
 
-# ---- broken off and continued -----------------------------------------------------------------------------------------------------
+# ---- broken off and continued --------------------------------------------------------------------
 
 KILLED = textwrap.dedent(
     """
@@ -269,7 +272,7 @@ KILLED = textwrap.dedent(
 
 
 def kill_in_the_middle(folder: Path) -> None:
-    """A real process that writes a checkpoint at every step, killed at some moment after the first one."""
+    """A real process that writes a checkpoint at every step is killed some time after the first."""
     root = Path(__file__).parent.parent
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(folder)],
@@ -305,7 +308,7 @@ def test_a_killed_training_resumes_to_the_same_weights_bit_for_bit(tmp_path: Pat
 def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path, at: int) -> None:
     lines: list[str] = []
     interrupted(tmp_path / "broken", at, average=0.9, report=lines.append)
-    assert lines[-1] == f"stopped at step {at + 1} of 40; pass --resume to go on"
+    assert lines[-1] == f"stopped at step {at + 1} of 40; pass --resume to continue"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     run(tmp_path / "broken", resume=True, average=0.9, report=lines.append)
     whole: list[str] = []
@@ -360,7 +363,7 @@ def test_what_a_killed_write_left_is_cleared_away(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-# ---- refusals ---------------------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def refusal(folder: Path, **options: Any) -> str:
@@ -383,13 +386,17 @@ def test_a_finished_model_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_an_unfinished_training_is_not_overwritten(tmp_path: Path) -> None:
     interrupted(tmp_path)
-    message = f"{tmp_path} holds a training that is not finished; pass --resume to go on with it, or choose another --out"
-    assert refusal(tmp_path) == message
+    assert refusal(tmp_path) == (
+        f"{tmp_path} holds an unfinished training; "
+        "pass --resume to continue it, or choose another --out"
+    )
 
 
 def test_resume_needs_a_checkpoint(tmp_path: Path) -> None:
-    message = f"{tmp_path / 'new'} holds no checkpoint to go on from; leave --resume out to start from the beginning"
-    assert refusal(tmp_path / "new", resume=True) == message
+    assert refusal(tmp_path / "new", resume=True) == (
+        f"{tmp_path / 'new'} holds no checkpoint to resume from; "
+        "leave --resume out to start from the beginning"
+    )
     assert not (tmp_path / "new").exists()
 
 
@@ -402,8 +409,10 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     assert "is a file: choose another --out" in refusal(tmp_path / "thesis.txt")
     (tmp_path / "mine" / "checkpoint").mkdir(parents=True)
     (tmp_path / "mine" / "checkpoint" / "thesis.txt").write_text("years of work")
-    message = f"{tmp_path / 'mine'} must be new or empty; it holds checkpoint/thesis.txt: choose another --out"
-    assert refusal(tmp_path / "mine") == message
+    assert refusal(tmp_path / "mine") == (
+        f"{tmp_path / 'mine'} must be new or empty; "
+        "it holds checkpoint/thesis.txt: choose another --out"
+    )
 
 
 def test_a_folder_that_cannot_be_made_is_one_line() -> None:
@@ -462,7 +471,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, damage: Callable[[Path], 
     assert message.endswith("; delete it, or choose another --out")
 
 
-# ---- sentiment --------------------------------------------------------------------------------------------------------------------
+# ---- sentiment -----------------------------------------------------------------------------------
 
 
 def test_read_sst2_takes_plain_files_and_glues(tmp_path: Path) -> None:
@@ -520,7 +529,8 @@ def test_read_sst2_names_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny encoder without a classifier, with its tokenizer."""
-    import transformers  # not above: the process that is killed needs neither, and starts twice as fast
+    # not above: the process that is killed needs neither, and starts twice as fast
+    import transformers
 
     from tests.families import word_tokenizer
 
@@ -594,8 +604,8 @@ def test_a_trained_classifier_is_a_folder_that_attnflow_loads(
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "| test (measured once) | 16 | 1.0000 |" in readme
     assert (
-        f"attnflow train sentiment --base={base} --data={data} --out={tmp_path / 'out'} --epochs=8 --seed=0"
-        in readme
+        f"attnflow train sentiment --base={base} --data={data} --out={tmp_path / 'out'} "
+        "--epochs=8 --seed=0" in readme
     )
 
 
@@ -631,15 +641,15 @@ def test_limit_takes_the_first_sentences(base: Path, data: Path, tmp_path: Path)
 
 
 def test_batches_hold_every_sentence_once_and_follow_from_seed_and_epoch() -> None:
-    examples = [sentiment.Example((number,) * (number % 7 + 1), 0) for number in range(100)]
-    batches = sentiment.batches_of(examples, 0, 0)
+    examples = [sentiment.EncodedSentence((number,) * (number % 7 + 1), 0) for number in range(100)]
+    batches = sentiment.make_batches(examples, 0, 0)
     assert sorted(each.ids for batch in batches for each in batch) == sorted(
         each.ids for each in examples
     )
-    assert [len(batch) for batch in batches].count(sentiment.BATCH) == 3
-    assert batches == sentiment.batches_of(examples, 0, 0)
-    assert batches != sentiment.batches_of(examples, 0, 1)
-    assert batches != sentiment.batches_of(examples, 1, 0)
+    assert [len(batch) for batch in batches].count(sentiment.BATCH_SENTENCES) == 3
+    assert batches == sentiment.make_batches(examples, 0, 0)
+    assert batches != sentiment.make_batches(examples, 0, 1)
+    assert batches != sentiment.make_batches(examples, 1, 0)
 
 
 def test_a_classifier_refuses_before_it_loads_anything(

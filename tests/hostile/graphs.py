@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 import attnflow as af
-from attnflow.core.flows import flows_from, flows_of_all_layers, one_flow
+from attnflow.core.flows import flows_from, flows_of_all_layers
 from attnflow.core.masks import is_causal
+from attnflow.core.mincut import one_flow
 from tests.hostile.tries import Result, complain, run_tries
 from tests.oracles import KINDS, Floats, Igraph, attention
 from tests.test_maxflow import check_flow

@@ -159,7 +159,7 @@ def verb_number_table(
 
     stem = find_stem(out, name)
     finish_table(
-        tables.verb_number_table(
+        tables.compute_verb_number_table(
             name, model=model, data=data, limit=limit, seed=seed, reduce=reduce
         ),
         stem,
@@ -195,7 +195,7 @@ def table3(
     file = data / "test.tsv" if data.is_dir() else data
     sentences = sentiment.read_sst2(file)
     finish_table(
-        tables.sentiment_table(
+        tables.compute_sentiment_table(
             sentences,
             file.name,
             model=model or tables.SENTIMENT,

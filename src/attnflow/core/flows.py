@@ -1,41 +1,39 @@
-"""The maximum flows of many pairs at once: what bounds settle, what a short search settles, and the rest, on any number of threads.
+"""The maximum flows of many pairs at once, on any number of threads.
 
-A job is done in the order of its cost: closed forms and bounds for all pairs, then a search through the *waist* of a deep graph, then
-a search of the whole graph for the pairs that are still open. Values do not depend on the way by which they were found, beyond
-rounding: a flow that meets a cut is given as the cut's capacity.
+A job is done in the order of its cost: closed forms and bounds for all pairs, then a search through
+the *waist* of a deep graph, then a search of the whole graph for the pairs that are still open.
+Values do not depend on the way by which they were found, beyond rounding: a flow that meets a cut
+is given as the cut's capacity.
 
 Edges [layer, query, key] may be any finite numbers that are not negative. Within, they are on the
 scale on which the largest row sum is 1, and what carries nothing there (maxflow.py) is 0 in every
 supply and demand. Only what a search writes stands in float64 as a whole: one array of the inner
-layers for each worker.
+layers per worker.
 """
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Array, Floats
-from attnflow.core.layers import Layers
+from attnflow.core.bounds import bound_from_below, two_layers
+from attnflow.core.layers import Layers, as_layers
 from attnflow.core.maxflow import (
     MET,
-    Scratch,
-    bit,
-    bounds_from_below,
-    scratch,
-    search,
+    Network,
+    make_network,
     search_pairs,
-    sum_clipped,
-    two_layers,
     usable,
     ways_of,
 )
 
 Tick = Callable[[int, int], None]  # told how much is done, and of how much
-BLOCK = 400_000  # nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
+# nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard
+BLOCK_NODES = 400_000
 
 
 # What a target takes in. The nodes of a group drain into one target without limit, so what node u
@@ -67,7 +65,7 @@ def outer_cuts(
     return np.ascontiguousarray(np.minimum(leaving, entering), dtype=np.float64)
 
 
-# ---- deep graphs: most of the depth is mixing that need not be searched -------------------------------------------------------
+# ---- deep graphs: most of the depth is mixing that need not be searched -------------------------
 
 
 # Carrying an amount through a step. Node u hands out its amount, or its row sum if that is less,
@@ -97,37 +95,42 @@ def raise_(demands: Floats, steps: Layers) -> Floats:
     return demands
 
 
-WAIST = 2  # steps that stay: with one there is too little choice, with three the search takes longer and succeeds no more often
+# steps that stay: with one there is too little choice, with three the search takes longer and
+# succeeds no more often
+WAIST = 2
 WORTH_A_WAIST = 5  # steps from which on the rest is worth leaving out
 PROBES = 6  # pairs tried before a place for the waist is trusted
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Many pairs of one graph: supplies [source, node], demands [target, node], inner layers, bounds [source, target]."""
+    """Many pairs of one graph; the terms are those of maxflow.py."""
 
-    supplies: Floats
-    demands: Floats
+    supplies: Floats  # [source, node]
+    demands: Floats  # [target, node]
     inner: Layers
-    bounds: Floats
+    bounds: Floats  # [source, target]: no flow is larger
     causal: bool
 
     def waist(self, place: int) -> "Problem":
-        """The problem between inner layers `place` and `place + WAIST`, with supplies lowered to it and demands raised to it."""
+        """The problem between inner layers `place` and `place + WAIST`.
+
+        Supplies are lowered to it, and demands raised.
+        """
         above, below = place + WAIST, place
         supplies = lower(self.supplies, self.inner[above:])
         demands = raise_(self.demands, self.inner[:below])
         return Problem(supplies, demands, self.inner[below:above], self.bounds, self.causal)
 
 
+# It is tried where attention is most even. In a causal graph it is not: what is carried there leaks
+# out of the window, so it meets no bound.
 def find_waist(problem: Problem) -> Problem | None:
-    """A waist where a few probes meet their bounds, tried where attention is most even; None if there is none."""
+    """A waist where a few probes meet their bounds, or None."""
     steps, nodes, _ = problem.inner.shape
-    if (
-        problem.causal or steps < WORTH_A_WAIST
-    ):  # rollout leaks out of a causal window, so it meets no bound there
+    if problem.causal or steps < WORTH_A_WAIST:
         return None
-    evenness = sum_clipped(problem.inner.held, 1 / nodes)
+    evenness = np.array([np.minimum(step, 1 / nodes).sum() for step in problem.inner])
     places = sorted(
         range(1, steps - WAIST), key=lambda place: -evenness[place : place + WAIST].sum()
     )
@@ -144,24 +147,24 @@ def find_waist(problem: Problem) -> Problem | None:
     return None
 
 
-# ---- jobs ---------------------------------------------------------------------------------------------------------------------
+# ---- jobs ----------------------------------------------------------------------------------------
 
 
+# The blocks of work do not depend on the number of workers, so neither do the flows, bit for bit.
 def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None = None) -> None:
-    """Search every pair of flows [source, target] that is NaN. The blocks of work do not depend on the number of workers."""
+    """Search every pair of flows [source, target] that is NaN."""
     if not np.isnan(flows).any():
         return
     steps, nodes, _ = problem.inner.shape
-    block = max(1, BLOCK // (nodes * (steps + 1)))
+    block = max(1, BLOCK_NODES // (nodes * (steps + 1)))
     starts = range(0, flows.size, block)
-    inner = problem.inner.held
-    ways = ways_of(inner)
-    scratches: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
+    ways = ways_of(problem.inner)
+    networks: queue.SimpleQueue[Network] = queue.SimpleQueue()
     for _ in range(min(workers, len(starts))):
-        scratches.put(scratch(inner, ways))
+        networks.put(make_network(problem.inner, ways))
 
     def search_block(start: int) -> None:
-        mine = scratches.get()
+        mine = networks.get()
         stop = min(start + block, flows.size)
         search_pairs(
             start,
@@ -171,19 +174,18 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
             problem.causal,
             problem.bounds,
             flows,
-            inner,
-            ways,
-            *mine,
+            mine,
         )
-        scratches.put(mine)
+        networks.put(mine)
 
-    for _ in each(search_block, starts, workers):
+    for _ in run_tasks(search_block, starts, workers):
         if tick is not None:
             tick(int(np.count_nonzero(flows == flows)), flows.size)
 
 
-def each(task: Callable[[int], None], items: range, workers: int) -> Iterator[None]:
-    """Do the task for every item, on so many threads; an interruption waits only for the tasks that are running."""
+# An interruption waits only for the tasks that are running.
+def run_tasks(task: Callable[[int], None], items: range, workers: int) -> Iterator[None]:
+    """Do the task for every item, on so many threads."""
     if workers == 1 or len(items) == 1:
         yield from map(task, items)
         return
@@ -195,7 +197,7 @@ def each(task: Callable[[int], None], items: range, workers: int) -> Iterator[No
 
 
 def settle(problem: Problem, flows: Floats, workers: int, tick: Tick | None) -> Floats:
-    """Find every flow that is NaN: through a waist where that meets the bound, else in the whole graph."""
+    """Find every flow that is NaN: through a waist if that meets the bound, else in the graph."""
     waist = find_waist(problem) if np.isnan(flows).any() else None
     if waist is not None:
         through = np.where(np.isnan(flows), np.nan, -np.inf)
@@ -270,70 +272,14 @@ def flows_of_all_layers(
         two_layers(usable(edges[1]), demands, flows[1])
     for layer in range(2, depth):
         supplies = usable(edges[layer])
-        bounds = outer_cuts(supplies, demands, everyone, causal)
-        least = np.empty_like(bounds)
-        bounds_from_below(supplies, flows[layer - 1], bounds, least)
+        most, least = bound_from_below(supplies, flows[layer - 1])
+        bounds = np.minimum(outer_cuts(supplies, demands, everyone, causal), most)
         np.copyto(flows[layer], bounds, where=least >= bounds - MET)
         problem = Problem(supplies, demands, edges[1:layer], bounds, causal)
-        settle(problem, flows[layer], workers, part_of(tick, layer, depth))
+        settle(problem, flows[layer], workers, narrow_tick(tick, layer, depth))
     return flows
 
 
-def one_flow(
-    edges: Layers | Array, source: int, targets: Sequence[int], *, scale: float | None = None
-) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
-    """One maximum flow, from a node of the top layer to some nodes of layer 0 taken together.
-
-    Returns its value, the flow on every edge [layer, query, key], and which edges are a minimum
-    cut. edges and scale as for `flows_from`.
-    """
-    edges = as_layers(edges)
-    if scale is None:
-        scale = edges.largest_row_sum()
-    if scale != 1.0:
-        value, flow, cut = one_flow(edges.scale_down(scale), source, targets, scale=1.0)
-        flow *= scale
-        return scale * value, flow, cut
-    depth, nodes, _ = edges.shape
-    group = list(targets)
-    flow = np.zeros(edges.shape)
-    # a cut is proved by the nodes that could pass more on to the target
-    reaching = np.zeros((depth + 1, nodes), bool)
-    reaching[0, group] = True
-    draining = usable(edges[0][:, group])  # [node, target]
-    if depth == 1:
-        flow[0, source, group] = draining[source]
-    else:
-        inner = edges[1:-1]
-        ways = ways_of(inner.held)
-        mine = scratch(inner.held, ways)
-        supply, demand, unused, _, _, _, known, _, _, _ = mine
-        row, column = usable(edges.rows(-1, [source]))[0], draining.sum(axis=1)
-        supply[:], demand[:] = row, column
-        search(np.inf, 0, nodes - 1, inner.held, ways, *mine)
-        flow[-1, source] = row - supply
-        for step, capacities in enumerate(inner):
-            flow[step + 1] = capacities - unused[step]
-        # what a node hands on fills its edges into the group one after another
-        before = draining.cumsum(axis=1) - draining
-        flow[0][:, group] = np.clip((column - demand)[:, None] - before, 0.0, draining)
-        for position in range(nodes):
-            reaching[1:-1, position] = known[:, position >> 6] & bit(position) != 0
-    outside = ~reaching
-    outside[-1] = np.arange(nodes) == source
-    cut = outside[1:, :, None] & reaching[:-1, None, :]
-    for layer, capacities in enumerate(edges):
-        cut[layer] &= capacities > 0
-    return float(flow[-1, source].sum()), flow, cut
-
-
-def as_layers(edges: Layers | Array) -> Layers:
-    """Edges as they are held, contiguous, also those of an array [layer, query, key]."""
-    if not isinstance(edges, Layers):
-        return Layers.of_edges(np.ascontiguousarray(edges))
-    return replace(edges, weights=np.ascontiguousarray(edges.weights))
-
-
-def part_of(tick: Tick | None, part: int, parts: int) -> Tick | None:
+def narrow_tick(tick: Tick | None, part: int, parts: int) -> Tick | None:
     """A tick for one of several equal parts of a job."""
     return None if tick is None else lambda done, total: tick(part * total + done, parts * total)

@@ -1,17 +1,23 @@
 """`Layers`: the edges of a graph as they are held, in float64 where and when they are needed."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, overload
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from attnflow.core.arrays import Array, Floats
 
-Held = tuple[Array, Floats, Floats]  # weights, factors and diagonal, as the kernels take them
-
 ROUNDING = 1e-13  # a largest row sum this close to 1 is 1
 BLOCK = 2**20  # numbers that are in float64 at a time where a layer is not needed whole
+
+
+class Held(NamedTuple):
+    """The fields of `Layers`, as the kernels take them."""
+
+    weights: Array
+    factors: Floats
+    diagonal: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +53,7 @@ class Layers:
         return len(self.weights)
 
     def __iter__(self) -> Iterator[Floats]:
-        return map(self.rows, range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
     @overload
     def __getitem__(self, place: int) -> Floats: ...
@@ -56,14 +62,22 @@ class Layers:
     def __getitem__(self, place: int | slice) -> "Floats | Layers":
         if isinstance(place, slice):
             return Layers(self.weights[place], self.factors[place], self.diagonal[place])
-        return self.rows(place)
+        edges: Floats = self.factors[place][:, None] * self.weights[place]
+        edges.reshape(-1)[:: len(edges) + 1] += self.diagonal[place]
+        return edges
 
-    def rows(self, layer: int, queries: Any = slice(None)) -> Floats:
-        """[query, key]: some rows of one layer, a new array; queries: whatever indexes an axis."""
-        rows: Floats = self.factors[layer][queries][:, None] * self.weights[layer][queries]
-        own = np.arange(self.shape[1])[queries]  # the key that is the query itself
-        rows[np.arange(len(own)), own] += self.diagonal[layer][queries]
+    def rows(self, layer: int, queries: Sequence[int] | Array) -> Floats:
+        """[query, key]: some rows of one layer, a new array."""
+        rows: Floats = self.factors[layer, queries][:, None] * self.weights[layer, queries]
+        rows[np.arange(len(rows)), queries] += self.diagonal[layer, queries]
         return rows
+
+    def to_array(self) -> Floats:
+        """[layer, query, key]: all edges in float64, a new array."""
+        edges: Floats = np.multiply(self.factors[..., None], self.weights, dtype=np.float64)
+        own = np.arange(self.shape[1])
+        edges[:, own, own] += self.diagonal
+        return edges
 
     def blocks(self) -> list[slice]:
         """The queries of a layer, so many together that their rows have about BLOCK numbers."""
@@ -101,4 +115,11 @@ class Layers:
         """What the kernels take; always read-only, which is a type of its own to them."""
         weights = self.weights.view()
         weights.setflags(write=False)
-        return weights, self.factors, self.diagonal
+        return Held(weights, self.factors, self.diagonal)
+
+
+def as_layers(edges: Layers | Array) -> Layers:
+    """Edges as they are held, contiguous, also those of an array [layer, query, key]."""
+    if not isinstance(edges, Layers):
+        return Layers.of_edges(np.ascontiguousarray(edges))
+    return replace(edges, weights=np.ascontiguousarray(edges.weights))

@@ -1,4 +1,4 @@
-"""The methods, raw attention, attention rollout, attention flow: a graph in, token attention out."""
+"""Raw attention, attention rollout and attention flow: a graph in, token attention out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -240,7 +240,7 @@ def max_flow(
     >>> best.value, best.cut
     (0.5, ((1, 0, 1), (2, 0, 1)))
     """
-    from attnflow.core.flows import one_flow
+    from attnflow.core.mincut import one_flow
 
     graph = read_graph(attention)
     upper, (start,) = read_node(graph, source, "source")

@@ -71,7 +71,7 @@ class Cell(NamedTuple):
     problem: str | None = None
 
 
-def read_cells(path: str, columns: Columns, notify: Notify) -> Iterator[Cell]:
+def read_file_rows(path: str, columns: Columns, notify: Notify) -> Iterator[Cell]:
     """The rows of one file, read as its ending says."""
     import pyarrow as pa
 

@@ -120,7 +120,7 @@ def plan_job(
     functions |= name_functions(
         used_importance, IMPORTANCES, scored_references, "importance", importable
     )
-    check_position(position)
+    refuse_unknown_position(position)
     if batch_tokens is not None:
         check_count("batch_tokens", batch_tokens)
     check_model(model, used_importance)
@@ -148,7 +148,7 @@ def plan_job(
         keep=tuple(dict.fromkeys([keep] if isinstance(keep, str) else keep)),
         depth=depth,
     )
-    check_columns(job)
+    refuse_repeated_columns(job)
     return job, used
 
 
@@ -229,7 +229,7 @@ def name_own(function: Callable[..., Any], what: str, importable: bool) -> str:
 # ---- checks, and the trial -----------------------------------------------------------------------
 
 
-def check_position(position: Any) -> None:
+def refuse_unknown_position(position: Any) -> None:
     """Refuse what is neither the name of a query nor a position."""
     is_position = isinstance(position, int) and not isinstance(position, bool) and position >= 0
     if position not in QUERIES and not is_position:
@@ -268,7 +268,7 @@ def check_kept(
         )
 
 
-def check_columns(job: Job) -> None:
+def refuse_repeated_columns(job: Job) -> None:
     """Refuse two columns of one name."""
     names = job.schema.names
     listed = [*result_schema((), (), removed="removed" in names).names, *job.methods]

@@ -139,7 +139,7 @@ def parse_manifest(content: Any) -> Manifest:
     manifest = Manifest(**{**content, "shards": {}})
     if manifest.count > MOST_SHARDS:
         raise FileError(f"rows must fill at most {MOST_SHARDS} shards; got {manifest.rows}")
-    check_columns(manifest.options)
+    check_column_names(manifest.options)
     for key, shard in content["shards"].items():
         if not re.fullmatch("0|[1-9][0-9]{0,7}", key) or int(key) >= manifest.count:
             raise FileError(f"shards must be numbered from 0 to {manifest.count - 1}; got {key!r}")
@@ -150,7 +150,7 @@ def parse_manifest(content: Any) -> Manifest:
     return manifest
 
 
-def check_columns(options: Mapping[str, Any]) -> None:
+def check_column_names(options: Mapping[str, Any]) -> None:
     """Every method has its layers, every function its column, and no two columns have one name."""
     methods, layers = options["methods"], options["layers"]
     if set(layers) != set(methods):
@@ -197,34 +197,34 @@ Rule = Callable[[str, Any], None]
 def check_fields(name: str, value: Any, rules: dict[str, Rule]) -> None:
     """Refuse what is no object with exactly these keys, or breaks one of their rules."""
     if not isinstance(value, dict):
-        raise FileError(f"{name} must be an object; got {shorten(value)}")
+        raise FileError(f"{name} must be an object; got {quote(value)}")
     for key in rules:
         if key not in value:
             raise FileError(f"{name} must have {key!r}, and has not")
     for key, content in value.items():
         if key not in rules:
-            raise FileError(f"{name} must have none but {', '.join(rules)}; got {shorten(key)}")
+            raise FileError(f"{name} must have none but {', '.join(rules)}; got {quote(key)}")
         rules[key](f"{key} of {name}" if name != "it" else key, content)
 
 
-def shorten(value: Any) -> str:
+def quote(value: Any) -> str:
     """A value for a message: what should be a number may be a book, or have a thousand digits."""
     return repr(value)[:80] if isinstance(value, str | int | float) else type(value).__name__
 
 
-def require(what: str, holds: Callable[[Any], bool]) -> Rule:
+def rule_that(what: str, holds: Callable[[Any], bool]) -> Rule:
     """The rule that a value is what the words say."""
 
     def check(name: str, value: Any) -> None:
         if not holds(value):
-            raise FileError(f"{name} must be {what}; got {shorten(value)}")
+            raise FileError(f"{name} must be {what}; got {quote(value)}")
 
     return check
 
 
 def whole(least: int, most: int = 2**53) -> Rule:
     """A whole number, which JSON's other readers know exactly."""
-    return require(
+    return rule_that(
         f"a whole number, at least {least}", lambda value: is_whole_number(value, least, most)
     )
 
@@ -258,7 +258,7 @@ def list_of(item: Rule, least: int = 0) -> Rule:
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, list) or len(value) < least:
-            raise FileError(f"{name} must be a list of at least {least}; got {shorten(value)}")
+            raise FileError(f"{name} must be a list of at least {least}; got {quote(value)}")
         for place, content in enumerate(value):
             item(f"number {place} of {name}", content)
 
@@ -270,10 +270,10 @@ def dict_of(item: Rule) -> Rule:
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, dict):
-            raise FileError(f"{name} must be an object; got {shorten(value)}")
+            raise FileError(f"{name} must be an object; got {quote(value)}")
         for key, content in value.items():
             if not is_text(key):
-                raise FileError(f"{name} must have texts as keys; got {shorten(key)}")
+                raise FileError(f"{name} must have texts as keys; got {quote(key)}")
             item(f"{key} of {name}", content)
 
     return check
@@ -284,12 +284,12 @@ def object_of(rules: dict[str, Rule]) -> Rule:
     return lambda name, value: check_fields(name, value, rules)
 
 
-TEXT = require("a text", is_text)
-NAME = require(
+TEXT = rule_that("a text", is_text)
+NAME = rule_that(
     "a text that can be seen",
     lambda value: is_text(value) and value.isprintable() and bool(value.strip()),
 )
-SHA256 = require(
+SHA256 = rule_that(
     "64 hexadecimal digits",
     lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
 )
@@ -303,13 +303,13 @@ SHARD_RULES: dict[str, Rule] = {
 OPTION_RULES: dict[str, Rule] = {
     "methods": list_of(NAME, least=1),
     "layers": dict_of(list_of(whole(1), least=1)),
-    "position": require(
+    "position": rule_that(
         f"{', '.join(QUERIES)}, or a position from 0 on",
         lambda value: value in QUERIES if isinstance(value, str) else is_whole_number(value, 0),
     ),
     "normalize": or_null(TEXT),
     "residual": or_null(
-        require("a number from 0 up to 1", lambda value: is_number(value, 0.0, 1.0))
+        rule_that("a number from 0 up to 1", lambda value: is_number(value, 0.0, 1.0))
     ),
     "without": list_of(whole(0)),
     "graph": or_null(NAME),
@@ -327,8 +327,8 @@ MANIFEST_RULES: dict[str, Rule] = {
     "options": object_of(OPTION_RULES),
     "rows": whole(1),
     "shard_rows": whole(1, MOST_SHARD_ROWS),
-    "shards": dict_of(require("an object", lambda value: isinstance(value, dict))),
+    "shards": dict_of(rule_that("an object", lambda value: isinstance(value, dict))),
     "errors_sha256": or_null(SHA256),
-    "seconds": require("a number of seconds", lambda value: is_number(value, 0.0, 1e15)),
+    "seconds": rule_that("a number of seconds", lambda value: is_number(value, 0.0, 1e15)),
     "format": whole(FORMAT, FORMAT),
 }

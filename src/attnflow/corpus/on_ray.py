@@ -28,7 +28,7 @@ from attnflow.corpus.folder import (
 from attnflow.corpus.job import Job, import_functions
 from attnflow.corpus.local import FinishedShards
 from attnflow.corpus.manifest import Manifest, ShardRecord
-from attnflow.corpus.planning import list_versions
+from attnflow.corpus.planning import list_run_versions
 from attnflow.corpus.rows import PendingShards, Row
 from attnflow.corpus.shard import compute_shard
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError
@@ -71,7 +71,7 @@ def compute_on_ray(
         plan = {
             "name": place,
             "fingerprint": manifest.model["fingerprint"],
-            "versions": list_versions(),
+            "versions": list_run_versions(),
             "job": job,
         }
         while pending.missing:
@@ -371,7 +371,7 @@ def load_same(name: str, fingerprint: str, versions: dict[str, str]) -> Model:
     import torch
 
     torch.set_num_threads(1)
-    for library, used in list_versions().items():
+    for library, used in list_run_versions().items():
         if versions[library] != used:
             raise FileError(
                 f"{library} is {used} there and {versions[library]} where the run was started:"

@@ -93,7 +93,7 @@ def plan_manifest(
     rows = survey_input(inputs, model, notify, watched=watched)
     if not rows:
         raise FileError(f"{', '.join(inputs.paths)}: there are no rows")
-    manifest = Manifest(list_versions(), described, files, options, rows, shard_rows)
+    manifest = Manifest(list_run_versions(), described, files, options, rows, shard_rows)
     if manifest.count > MOST_SHARDS:
         raise OptionError(
             f"a corpus has at most {MOST_SHARDS:,} shards; got {manifest.count:,}:"
@@ -104,7 +104,7 @@ def plan_manifest(
 
 def drop_damaged(folder: Path, manifest: Manifest, notify: Notify) -> None:
     """Take out of the manifest what is not as it was written, so that it is computed again."""
-    for library, used in list_versions().items():
+    for library, used in list_run_versions().items():
         if manifest.versions.get(library) != used:
             notify(
                 f"{library} was {manifest.versions.get(library)} when {folder} was begun,"
@@ -173,6 +173,6 @@ def describe_model(name: str, model: Model) -> dict[str, str]:
     }
 
 
-def list_versions() -> dict[str, str]:
+def list_run_versions() -> dict[str, str]:
     """The versions of attnflow and of the libraries that make the numbers."""
     return dict(read_versions(LIBRARIES))

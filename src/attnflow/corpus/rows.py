@@ -8,7 +8,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from attnflow.corpus.formats import Columns, Notify, find_format, read_cells
+from attnflow.corpus.formats import Columns, Notify, find_format, read_file_rows
 from attnflow.errors import FileError, MissingExtraError, OptionError
 
 
@@ -60,7 +60,7 @@ class InputFiles:
         cells = (
             (f"{name}:{place}", cell)
             for name, path in zip(self.names, self.paths, strict=True)
-            for place, cell in enumerate(read_cells(path, self.columns, notify))
+            for place, cell in enumerate(read_file_rows(path, self.columns, notify))
         )
         for number, (place, cell) in enumerate(islice(cells, self.limit)):
             text, given_id, label, kept, problem = cell

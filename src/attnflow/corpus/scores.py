@@ -161,8 +161,8 @@ def evaluate_corpus(
     """
     require_pyarrow()
     manifest = Manifest.read(folder)
-    chosen = choose_columns(methods, manifest.options["methods"], "method", folder)
-    scored = choose_columns(against, manifest.options["importance"], "importance", folder)
+    chosen = choose_stored(methods, manifest.options["methods"], "method", folder)
+    scored = choose_stored(against, manifest.options["importance"], "importance", folder)
     if not scored:
         raise OptionError(
             f"{folder} holds no importance to compare with; compute it with importance, blank_out"
@@ -194,7 +194,7 @@ def evaluate_corpus(
     return CorpusReport(os.fspath(folder), layers, by_layer, special_tokens, seed, source)
 
 
-def choose_columns(
+def choose_stored(
     wanted: Sequence[str] | None, stored: Sequence[str], what: str, folder: object
 ) -> list[str]:
     """Those that were asked for, if they are stored; all that are if None."""
@@ -279,7 +279,7 @@ def top_words(
     """
     require_pyarrow()
     manifest = Manifest.read(folder)
-    choose_columns([method], manifest.options["methods"], "method", folder)
+    choose_stored([method], manifest.options["methods"], "method", folder)
     check_count("k", k)
     check_count("min_count", min_count)
     layers = manifest.options["layers"][method]
@@ -287,7 +287,7 @@ def top_words(
     sums: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for row in read_rows(Path(folder), manifest, ["tokens", "words", method]):
-        for name, value in score_words(row, method, row[method][top]):
+        for name, value in sum_by_word(row, method, row[method][top]):
             word = name.lower()
             if common or not is_common(word):
                 sums[word] += value
@@ -300,7 +300,7 @@ def top_words(
     return sorted(means, key=lambda entry: (-entry[1], entry[0]))[:k]
 
 
-def score_words(
+def sum_by_word(
     row: Mapping[str, Any], method: str, values: Sequence[float]
 ) -> Iterator[tuple[str, float]]:
     """The words of a row and their values, without special tokens."""

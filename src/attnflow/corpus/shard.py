@@ -48,7 +48,7 @@ class MethodError(AttnFlowError, RuntimeError):
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class RowTask:
     """A row that the model can take."""
 
     row: Row
@@ -65,7 +65,7 @@ class Task:
 class Observed:
     """What the model says of a row."""
 
-    task: Task
+    task: RowTask
     attention: Attention
     prediction: tuple[str, float] | None
     importance: dict[str, Floats]  # [token]
@@ -81,7 +81,7 @@ def compute_shard(
     import pyarrow as pa
 
     failures: list[Failure] = []
-    tasks: list[Task] = []
+    tasks: list[RowTask] = []
     for row in rows:
         task = examine_row(model, job, row)
         if isinstance(task, Failure):
@@ -108,7 +108,7 @@ def compute_shard(
     return pa.concat_tables(tables).combine_chunks().sort_by("row"), make_error_table(failures)
 
 
-def examine_row(model: Model, job: Job, row: Row) -> Task | Failure:
+def examine_row(model: Model, job: Job, row: Row) -> RowTask | Failure:
     """A row as the model takes it, with the target of its importance; or why that cannot be."""
     if row.problem is not None:
         return Failure(row, UNREADABLE, row.problem)
@@ -120,7 +120,7 @@ def examine_row(model: Model, job: Job, row: Row) -> Task | Failure:
         encoded = model.encode(row.text)
     except Exception as error:
         reason = TOO_LONG if is_too_long(model, row.text) else MODEL
-        return Failure(row, reason, describe_error(error))
+        return Failure(row, reason, to_one_line(error))
     problem = find_missing_position(model, job, encoded)
     if problem is not None:
         return Failure(row, TOO_SHORT, problem)
@@ -130,7 +130,7 @@ def examine_row(model: Model, job: Job, row: Row) -> Task | Failure:
             target = model.target(row.label)
         except AttnFlowError as error:
             return Failure(row, LABEL, str(error))
-    return Task(row, encoded, target)
+    return RowTask(row, encoded, target)
 
 
 def find_missing_position(model: Model, job: Job, encoded: Encoded) -> str | None:
@@ -167,13 +167,13 @@ def is_too_long(model: Model, text: str) -> bool:
         return False
 
 
-def describe_error(error: BaseException) -> str:
+def to_one_line(error: BaseException) -> str:
     """An error in one line."""
     return str(AttnFlowError(error)) or type(error).__name__
 
 
 def observe(
-    model: Model, job: Job, functions: Functions, batch: Sequence[Task]
+    model: Model, job: Job, functions: Functions, batch: Sequence[RowTask]
 ) -> Iterator[Observed | Failure]:
     """What the model says of each row; where it fails, row by row, to keep the others."""
     try:
@@ -191,17 +191,17 @@ def observe(
         yield from observed
 
 
-def explain_failure(job: Job, task: Task, error: Exception) -> Failure:
+def explain_failure(job: Job, task: RowTask, error: Exception) -> Failure:
     """Why there is no result for a row."""
     if not lacks_memory(error):
-        return Failure(task.row, MODEL, describe_error(error))
+        return Failure(task.row, MODEL, to_one_line(error))
     needed = in_gigabytes(estimate_memory(job, [task]))
-    detail = f"{task.size:,} tokens need about {needed} of memory: {describe_error(error)}"
+    detail = f"{task.size:,} tokens need about {needed} of memory: {to_one_line(error)}"
     return Failure(task.row, TOO_LARGE, detail)
 
 
 def run_model(
-    model: Model, job: Job, functions: Functions, batch: Sequence[Task]
+    model: Model, job: Job, functions: Functions, batch: Sequence[RowTask]
 ) -> list[Observed]:
     """One forward pass for the prediction and the attention of each row; then importance."""
     position = None if isinstance(job.position, str) else job.position
@@ -231,7 +231,7 @@ def score_batch(
     job: Job,
     functions: Functions,
     name: str,
-    batch: Sequence[Task],
+    batch: Sequence[RowTask],
     readings: Sequence[Reading],
     position: int | None,
 ) -> list[Floats]:
@@ -300,7 +300,7 @@ def fail_method(name: str, row: Row, error: Exception) -> MethodError:
     cause = find_cause(error)
     return MethodError(
         f"{name} failed on row {row.number} ({row.id}):"
-        f" {type(cause).__name__}: {describe_error(cause)}"
+        f" {type(cause).__name__}: {to_one_line(cause)}"
     )
 
 
@@ -317,7 +317,7 @@ def lacks_memory(error: Exception) -> bool:
     return is_of_memory(error) or is_of_memory(find_cause(error))
 
 
-def check_memory(job: Job, batch: Sequence[Task]) -> None:
+def check_memory(job: Job, batch: Sequence[RowTask]) -> None:
     """Refuse a batch that needs more memory than there is: Linux would promise it, then kill."""
     needed = estimate_memory(job, batch)
     available = available_memory() if needed > LITTLE_MEMORY else None
@@ -325,7 +325,7 @@ def check_memory(job: Job, batch: Sequence[Task]) -> None:
         raise MemoryError(f"{in_gigabytes(available)} are available")
 
 
-def estimate_memory(job: Job, batch: Sequence[Task]) -> int:
+def estimate_memory(job: Job, batch: Sequence[RowTask]) -> int:
     """About how many bytes a batch takes, at least, beside the model itself.
 
     Capture keeps one float32 matrix per layer and row, padding included. Then, one row at a time:

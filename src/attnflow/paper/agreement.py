@@ -1,4 +1,7 @@
-"""Sentences up to their verb, with the verb's number: the files of Linzen, Dupoux and Goldberg (2016), and the split of our model."""
+"""Sentences up to their verb, with the verb's number, and their split into train, dev and test.
+
+The files are those of Linzen, Dupoux and Goldberg (2016).
+"""
 
 import hashlib
 import re
@@ -9,14 +12,11 @@ from pathlib import Path
 from attnflow.core.files import read_lines
 from attnflow.errors import FileError
 
-NUMBERS = {"VBZ": "singular", "VBP": "plural"}
-COLUMNS = (
-    "sentence",
-    "verb_pos",
-    "verb_index",
-    "n_diff_intervening",
-)  # of the full corpus, which has 18
-ATTRACTORS = re.compile(r"numpred\.test\.(\d+)$")  # what the name of a file says of all its rows
+LABEL_OF_TAG = {"VBZ": "singular", "VBP": "plural"}
+# of the full corpus, which has 18
+NEEDED_COLUMNS = ("sentence", "verb_pos", "verb_index", "n_diff_intervening")
+# what the name of a file says of all its rows
+ATTRACTORS_IN_NAME = re.compile(r"numpred\.test\.(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -26,114 +26,122 @@ class Sentence:
     words: tuple[str, ...]
     label: str  # "singular" or "plural"
     source: str  # the name of its file, or "grammar"
-    attractors: int | None = (
-        None  # nouns of the other number between subject and verb; None if nobody counted
-    )
+    # nouns of the other number between subject and verb; None if nobody counted
+    attractors: int | None = None
 
     @property
     def text(self) -> str:
-        """The words as the vocabulary reads them back."""
+        """The words as the vocabulary reads them."""
         return " ".join(self.words)
 
     @property
     def side(self) -> str:
-        """train, dev or test, by the first four words alone, so that rows that begin alike never stand on two sides."""
-        digest = hashlib.blake2b(" ".join(self.words[:4]).encode(), digest_size=8).digest()
-        place = int.from_bytes(digest, "big") % 100
-        return "test" if place < 10 else "dev" if place < 15 else "train"
+        """train, dev or test, by the first four words: rows that begin alike stay together."""
+        octets = hashlib.blake2b(" ".join(self.words[:4]).encode(), digest_size=8).digest()
+        percentile = int.from_bytes(octets, "big") % 100
+        return "test" if percentile < 10 else "dev" if percentile < 15 else "train"
 
 
 def read_agreement(paths: Iterable[Path]) -> list[Sentence]:
-    """All sentences of files (numpred.*, or the full corpus as .tsv or .tsv.gz) and of folders that hold such files."""
-    found: list[Sentence] = []
-    for file in dict.fromkeys(
-        file for path in paths for file in files_of(path)
-    ):  # each once, however often it is named
-        rows = list(read_file(file))
+    """All sentences of files, and of folders that hold such files.
+
+    Files are numpred.*, or the full corpus as .tsv or .tsv.gz. A file is read once, however often
+    it is named.
+    """
+    sentences: list[Sentence] = []
+    for file in dict.fromkeys(file for path in paths for file in list_files(path)):
+        rows = list(read_sentences(file))
         if not rows:
             raise FileError(
-                f"{file} is empty: rows such as 'VBZ', a tab, and the words before the verb are needed"
+                f"{file} is empty: "
+                "rows such as 'VBZ', a tab, and the words before the verb are needed"
             )
-        found += rows
-    return found
+        sentences += rows
+    return sentences
 
 
-def files_of(path: Path) -> list[Path]:
-    """The files that are meant by a path, in the order of their names."""
+def list_files(path: Path) -> list[Path]:
+    """The file at a path, or the data files of the folder there, sorted by name."""
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise FileError(
             f"{path} does not exist: give a folder with numpred.* files, or one such file"
         )
-    found = sorted(
-        each
+    files = sorted(
+        file
         for pattern in ("numpred.*", "*.tsv", "*.tsv.gz")
-        for each in path.glob(pattern)
-        if each.is_file()
+        for file in path.glob(pattern)
+        if file.is_file()
     )
-    if not found:
+    if not files:
         raise FileError(
             f"{path} holds no data: files named numpred.* or ending in .tsv or .tsv.gz are needed"
         )
-    return found
+    return files
 
 
-def read_file(path: Path) -> Iterator[Sentence]:
-    """The sentences of one file, by its form: two columns, or the 18 of the full corpus under their header."""
+def read_sentences(path: Path) -> Iterator[Sentence]:
+    """The sentences of a file of two columns, or of the 18 of the full corpus with their header."""
     lines = read_lines(path)
     number, first = next(lines, (0, ""))
     if not number:
         return
     header = first.split("\t")
     if len(header) > 2:
-        missing = [name for name in COLUMNS if name not in header]
+        missing = [name for name in NEEDED_COLUMNS if name not in header]
         if missing:
             raise FileError(
-                f"{path}, line {number}: the columns {', '.join(COLUMNS)} are needed; {', '.join(missing)} not found"
+                f"{path}, line {number}: the columns {', '.join(NEEDED_COLUMNS)} are needed; "
+                f"{', '.join(missing)} not found"
             )
-        places = [header.index(name) for name in COLUMNS]
+        places = [header.index(name) for name in NEEDED_COLUMNS]
         for number, line in lines:
-            yield full_row(path, number, line.split("\t"), places, len(header))
+            yield read_full_row(path, number, line.split("\t"), places, len(header))
         return
-    named = ATTRACTORS.search(path.name)
+    named = ATTRACTORS_IN_NAME.search(path.name)
     attractors = int(named.group(1)) if named else None
-    yield short_row(path, number, header, attractors)
+    yield read_short_row(path, number, header, attractors)
     for number, line in lines:
-        yield short_row(path, number, line.split("\t"), attractors)
+        yield read_short_row(path, number, line.split("\t"), attractors)
 
 
-def short_row(path: Path, number: int, cells: Sequence[str], attractors: int | None) -> Sentence:
-    """A row such as VBZ, tab, the words before the verb."""
+def read_short_row(
+    path: Path, number: int, cells: Sequence[str], attractors: int | None
+) -> Sentence:
+    """The sentence of a row such as VBZ, tab, the words before the verb."""
     if len(cells) != 2:
         raise FileError(
-            f"{path}, line {number}: two columns are needed, VBZ or VBP and the words before the verb; got {len(cells)}"
+            f"{path}, line {number}: two columns are needed, "
+            f"VBZ or VBP and the words before the verb; got {len(cells)}"
         )
-    return sentence(path, number, cells[1].split(), cells[0], attractors)
+    return make_sentence(path, number, cells[1].split(), cells[0], attractors)
 
 
-def full_row(
+def read_full_row(
     path: Path, number: int, cells: Sequence[str], places: Sequence[int], width: int
 ) -> Sentence:
-    """A row of the full corpus: the words of the sentence before place verb_index, which counts from 1."""
+    """The sentence of a row of the full corpus: words before verb_index, which counts from 1."""
     if len(cells) != width:
         raise FileError(
             f"{path}, line {number}: {width} columns are needed, as in the header; got {len(cells)}"
         )
-    text, label, verb, attractors = (cells[place] for place in places)
+    text, tag, verb, attractors = (cells[place] for place in places)
     if not verb.isdecimal() or not attractors.isdecimal():
         raise FileError(
-            f"{path}, line {number}: verb_index and n_diff_intervening must be whole numbers; got {verb!r}, {attractors!r}"
+            f"{path}, line {number}: verb_index and n_diff_intervening must be whole numbers; "
+            f"got {verb!r}, {attractors!r}"
         )
-    return sentence(path, number, text.split()[: int(verb) - 1], label, int(attractors))
+    return make_sentence(path, number, text.split()[: int(verb) - 1], tag, int(attractors))
 
 
-def sentence(
-    path: Path, number: int, words: Sequence[str], label: str, attractors: int | None
+def make_sentence(
+    path: Path, number: int, words: Sequence[str], tag: str, attractors: int | None
 ) -> Sentence:
-    label = label.strip()
-    if label not in NUMBERS:
-        raise FileError(f"{path}, line {number}: the verb must be VBZ or VBP; got {label!r}")
+    """The sentence of a row, if its tag and its words are usable."""
+    tag = tag.strip()
+    if tag not in LABEL_OF_TAG:
+        raise FileError(f"{path}, line {number}: the verb must be VBZ or VBP; got {tag!r}")
     if not words:
         raise FileError(f"{path}, line {number}: there are no words before the verb")
-    return Sentence(tuple(words), NUMBERS[label], path.name, attractors)
+    return Sentence(tuple(words), LABEL_OF_TAG[tag], path.name, attractors)

@@ -1,9 +1,10 @@
-"""Sentences to train on: those of the data, and those made from them, so that no cheap cue gives the verb's number away.
+"""Sentences to train on: those of the data, and variants in which no cheap cue gives the number.
 
-Files whose sentences were chosen for their attractors teach "the opposite of the last noun". So each such sentence also comes with its
-attractors in the subject's number, cut off after its subject, with its subject flipped (and its label with it), and with all nouns
-flipped. Natural sentences with one noun are flipped as well; verbs inside sentences give more, shorter ones; a small grammar adds what
-is rare in the data: relative clauses, coordination, pronouns, quantifiers.
+Files whose sentences were chosen for their attractors teach "the opposite of the last noun". So
+each such sentence also comes with its attractors in the subject's number, cut off after its
+subject, with its subject flipped (and its label with it), and with all nouns flipped. Natural
+sentences with one noun are flipped as well; verbs inside sentences give more, shorter ones; a small
+grammar adds what is rare in the data: relative clauses, coordination, pronouns, quantifiers.
 """
 
 import random
@@ -12,14 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from attnflow.models.verb_number import LABELS
 from attnflow.paper.agreement import Sentence
-from attnflow.paper.nouns import EDGE, PLURAL, SINGULAR, Lexicon
+from attnflow.paper.nouns import PHRASE_EDGES, PLURAL, SINGULAR, Lexicon
 
 SHORT = 8  # words; a sentence no longer than this may get an introduction
-OPENINGS = 12  # words in which an introduction ends
-PRONOUNS = frozenset(["i", "you", "he", "she", "it", "we", "they", "one"])
+LONGEST_INTRODUCTION = 12  # words
+SUBJECT_PRONOUNS = frozenset(["i", "you", "he", "she", "it", "we", "they", "one"])
 OPENERS = """
-in on at for with as since while after although when if from during by under because once but despite upon though like unlike regardless
-within through between among without before until according due to
+in on at for with as since while after although when if from during by under because once but
+despite upon though like unlike regardless within through between among without before until
+according due to
 """
 JOINTS = "because while where but although since whereas ; though when if whether"
 # verbs whose form tells their number; after these words, have and do are infinitives
@@ -35,12 +37,14 @@ INNER = {
     "do": 1,
     "VBP": 1,
 }
-BARE = "to will would could should can may might must shall 'll 'd do does did let not n't cannot there"
+BARE = """
+to will would could should can may might must shall 'll 'd do does did let not n't cannot there
+"""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How much of what: shares of sources, of variants of sentences with attractors, and of what is done to natural ones."""
+    """Shares: of sources, of variants of sentences with attractors, of changes to natural ones."""
 
     natural: float = 0.396  # shared evenly by the files without counted attractors
     inner: float = 0.054
@@ -69,7 +73,10 @@ class Parsed:
 
 
 def parse(sentence: Sentence, lexicon: Lexicon) -> Parsed | None:
-    """The subject of a sentence with attractors: the last noun of the verb's number, if as many nouns follow it as were counted."""
+    """Find the subject of a sentence with attractors; None if that is in doubt.
+
+    It is the last noun of the verb's number, if as many nouns follow it as were counted.
+    """
     places = [place for place, word in enumerate(sentence.words) if word in lexicon.number]
     number = LABELS.index(sentence.label)
     subject = next(
@@ -79,13 +86,19 @@ def parse(sentence: Sentence, lexicon: Lexicon) -> Parsed | None:
     if subject is None:
         return None
     after = [place for place in places if place > subject]
-    if len(after) != sentence.attractors or not PRONOUNS.isdisjoint(sentence.words[subject + 1 :]):
+    if len(after) != sentence.attractors:
+        return None
+    if not SUBJECT_PRONOUNS.isdisjoint(sentence.words[subject + 1 :]):
         return None
     return Parsed(sentence, subject, tuple(place for place in after if place + 1 not in after))
 
 
-def variant(parsed: Parsed, kind: str, lexicon: Lexicon) -> Sentence:
-    """The sentence changed: attractors to the subject's number, cut after the subject, subject flipped, or all flipped."""
+def make_variant(parsed: Parsed, kind: str, lexicon: Lexicon) -> Sentence:
+    """The sentence, changed in one of the ways that `Mixture.variants` names.
+
+    unattract: attractors in the subject's number; cut: cut off after the subject; flip: subject and
+    label flipped; flip_all: all of them flipped.
+    """
     words, label = list(parsed.sentence.words), parsed.sentence.label
     if kind == "cut":
         words = words[: parsed.subject + 1]
@@ -94,35 +107,35 @@ def variant(parsed: Parsed, kind: str, lexicon: Lexicon) -> Sentence:
             lexicon.flip(words, place)
     if kind in ("flip", "flip_all"):
         lexicon.flip(words, parsed.subject)
-        label = opposite(label)
+        label = flip_label(label)
     return Sentence(tuple(words), label, kind)
 
 
 def flip_simple(sentence: Sentence, lexicon: Lexicon) -> Sentence | None:
-    """A natural sentence with its one noun and its label flipped; nothing if it is not that simple."""
+    """A natural sentence with its only noun and its label flipped; None if it is not so simple."""
     words = list(sentence.words)
-    places = lexicon.heads(words)
-    if (
-        len(places) != 1
-        or LABELS[lexicon.number[words[places[0]]]] != sentence.label
-        or len(words) - places[0] > 3
-    ):
+    heads = lexicon.find_heads(words)
+    if len(heads) != 1:
         return None
-    if any(word in EDGE - {"in", "as"} for word in words[max(0, places[0] - 4) : places[0]]):
+    (noun,) = heads
+    if LABELS[lexicon.number[words[noun]]] != sentence.label or len(words) - noun > 3:
         return None
-    lexicon.flip(words, places[0])
-    return Sentence(tuple(words), opposite(sentence.label), "flipped")
+    if not (PHRASE_EDGES - {"in", "as"}).isdisjoint(words[max(0, noun - 4) : noun]):
+        return None
+    lexicon.flip(words, noun)
+    return Sentence(tuple(words), flip_label(sentence.label), "flipped")
 
 
-def opposite(label: str) -> str:
+def flip_label(label: str) -> str:
+    """The other label."""
     return LABELS[1 - LABELS.index(label)]
 
 
-def inner_sentences(sentences: Sequence[Sentence]) -> list[Sentence]:
+def find_inner_sentences(sentences: Sequence[Sentence]) -> list[Sentence]:
     """The words before verbs that stand inside sentences, with those verbs' number."""
     bare = set(BARE.split())
     known = {sentence.words for sentence in sentences}
-    found: set[Sentence] = set()
+    inner: set[Sentence] = set()
     for sentence in sentences:
         for place, word in enumerate(sentence.words):
             before = sentence.words[:place]
@@ -134,82 +147,85 @@ def inner_sentences(sentences: Sequence[Sentence]) -> list[Sentence]:
             ):
                 continue
             if not (word in ("have", "do") and bare & set(before[-3:])):
-                found.add(Sentence(before, LABELS[INNER[word]], "inner"))
-    return sorted(found, key=lambda each: (each.words, each.label))
+                inner.add(Sentence(before, LABELS[INNER[word]], "inner"))
+    return sorted(inner, key=lambda sentence: (sentence.words, sentence.label))
 
 
-def introductions(sentences: Iterable[Sentence]) -> list[tuple[str, ...]]:
-    """Beginnings after which a new clause begins: "in the early years ," or "the NNS are small because"."""
+def find_introductions(sentences: Iterable[Sentence]) -> list[tuple[str, ...]]:
+    """Beginnings that a clause may follow: "in the early years ,", "the NNS are small because"."""
     openers, joints = set(OPENERS.split()), set(JOINTS.split())
-    found: set[tuple[str, ...]] = set()
+    introductions: set[tuple[str, ...]] = set()
     for sentence in sentences:
-        for place, word in enumerate(sentence.words[:OPENINGS]):
+        for place, word in enumerate(sentence.words[:LONGEST_INTRODUCTION]):
             if place >= 2 and (word in joints or (word == "," and sentence.words[0] in openers)):
-                found.add(sentence.words[: place + 1])
-    return sorted(found)
+                introductions.add(sentence.words[: place + 1])
+    return sorted(introductions)
 
 
-# ---- the stream -----------------------------------------------------------------------------------------------------------------
+# ---- the stream ----------------------------------------------------------------------------------
 
 
-def training_stream(
+def stream_sentences(
     sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, chance: random.Random
 ) -> Iterator[Sentence]:
-    """Sentences without end; none that the split puts on another side than train."""
-    openings = introductions(sentences)
-    for sentence in variants(sentences, lexicon, mixture, chance):
+    """Sentences without end, all of which the split puts on the train side."""
+    introductions = find_introductions(sentences)
+    for sentence in stream_variants(sentences, lexicon, mixture, chance):
         words = sentence.words
-        if openings and len(words) <= SHORT and chance.random() < mixture.introduced:
-            sentence = replace(sentence, words=chance.choice(openings) + words)
+        if introductions and len(words) <= SHORT and chance.random() < mixture.introduced:
+            sentence = replace(sentence, words=chance.choice(introductions) + words)
         if sentence.side == "train":
             yield sentence
 
 
-def variants(
+def stream_variants(
     sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, chance: random.Random
 ) -> Iterator[Sentence]:
-    """Sentences without end, by source and variant; each source is gone through before it begins anew."""
+    """Sentences without end, by source and variant; a source is used up before it starts again."""
+    easy: dict[str, list[Sentence]] = {}
+    for sentence in sentences:
+        if not sentence.attractors:
+            easy.setdefault(sentence.source, []).append(sentence)
     sources: dict[str, Sequence[Sentence]] = {
-        "inner": inner_sentences(sentences),
-        "hard": [each for each in sentences if each.attractors],
+        "inner": find_inner_sentences(sentences),
+        "hard": [sentence for sentence in sentences if sentence.attractors],
+        **easy,
     }
-    for name in dict.fromkeys(each.source for each in sentences if not each.attractors):
-        sources[name] = [each for each in sentences if each.source == name and not each.attractors]
     natural = mixture.natural / max(1, len(sources) - 2)
     shares = {"inner": mixture.inner, "hard": mixture.hard}
-    weights = {name: shares.get(name, natural) for name, found in sources.items() if found} | {
-        "grammar": mixture.grammar
-    }
-    parsed = {each: parse(each, lexicon) for each in sources["hard"]}
-    nouns = nouns_by_number(lexicon)
+    weights = {name: shares.get(name, natural) for name, members in sources.items() if members}
+    weights["grammar"] = mixture.grammar
+    parsed = {sentence: parse(sentence, lexicon) for sentence in sources["hard"]}
+    nouns = list_nouns(lexicon)
     decks: dict[str, list[Sentence]] = {name: [] for name in sources}
     while True:
         (name,) = chance.choices(list(weights), list(weights.values()))
         if name == "grammar":
-            yield grammar_sentence(nouns, chance)
+            yield compose_sentence(nouns, chance)
             continue
         decks[name] = decks[name] or chance.sample(sources[name], len(sources[name]))
         sentence = decks[name].pop()
         if name == "hard":
             (kind,) = chance.choices(list(mixture.variants), list(mixture.variants.values()))
-            found = parsed[sentence]
+            analysis = parsed[sentence]
             if kind == "plain":
                 yield sentence
-            elif found is not None:
-                yield variant(found, kind, lexicon)
+            elif analysis is not None:
+                yield make_variant(analysis, kind, lexicon)
+        elif chance.random() < mixture.flipped:
+            yield flip_simple(sentence, lexicon) or sentence
         else:
-            yield (
-                flip_simple(sentence, lexicon) if chance.random() < mixture.flipped else None
-            ) or sentence
+            yield sentence
 
 
-# ---- what is rare in the data ---------------------------------------------------------------------------------------------------
+# ---- what is rare in the data --------------------------------------------------------------------
 
-DETERMINER = (
+# of singular and of plural nouns; what is common stands there often
+RARE_DETERMINERS = (
     "the the the a this that his her every each another my",
     "the the the some these those his her many several two my all",
 )
-PREPOSITION = [
+RARE_PREPOSITIONS = [
     "of",
     "in",
     "near",
@@ -225,7 +241,7 @@ PREPOSITION = [
     "at",
     "about",
 ]
-VERBS = [
+RARE_VERBS = [
     "like",
     "see",
     "know",
@@ -239,12 +255,12 @@ VERBS = [
     "lead",
     "need",
 ]
-PRONOUN = (("he", "she", "it"), ("i", "you", "we", "they"))
-QUANTIFIED = (
+PRONOUNS_BY_NUMBER = (("he", "she", "it"), ("i", "you", "we", "they"))
+QUANTIFIERS = (
     ("each of", "one of", "neither of", "every one of"),
     ("all of", "many of", "most of", "some of", "both of", "a number of"),
 )
-KINDS = [
+CONSTRUCTIONS = [
     "prepositions",
     "prepositions",
     "subject",
@@ -257,38 +273,42 @@ KINDS = [
 Nouns = tuple[list[str], list[str]]  # singular, plural
 
 
-def nouns_by_number(lexicon: Lexicon) -> Nouns:
-    """Nouns that have both numbers, and often the tags that stand for rare ones."""
-    pairs = sorted(word for word in lexicon.other if lexicon.paired(word) and not word.isupper())
+def list_nouns(lexicon: Lexicon) -> Nouns:
+    """Nouns that have both numbers, and, many times, the tags that stand for rare ones."""
+    pairs = sorted(word for word in lexicon.other if lexicon.is_paired(word) and not word.isupper())
     one, many = (
         [word for word in pairs if lexicon.number[word] == number] for number in (SINGULAR, PLURAL)
     )
     return one + ["NN"] * 30, many + ["NNS"] * 30
 
 
-def grammar_sentence(nouns: Nouns, chance: random.Random) -> Sentence:
+def compose_sentence(nouns: Nouns, chance: random.Random) -> Sentence:
     """The words before a verb: a subject with what may stand between it and the verb."""
     number, other, third = (chance.randrange(2) for _ in range(3))
-    subject = noun_phrase(number, nouns, chance)
-    kind = chance.choice(KINDS)
-    verb = chance.choice(VERBS)
+    subject = list_noun_phrase(number, nouns, chance)
+    kind = chance.choice(CONSTRUCTIONS)
+    verb = chance.choice(RARE_VERBS)
     forms = (f"{verb}s", verb)
     if kind == "prepositions":
-        words = [*subject, chance.choice(PREPOSITION), *noun_phrase(other, nouns, chance)]
+        words = [
+            *subject,
+            chance.choice(RARE_PREPOSITIONS),
+            *list_noun_phrase(other, nouns, chance),
+        ]
         if chance.random() < 0.3:
-            words += [chance.choice(PREPOSITION), *noun_phrase(third, nouns, chance)]
+            words += [chance.choice(RARE_PREPOSITIONS), *list_noun_phrase(third, nouns, chance)]
     elif kind == "subject":
         words = [
             *subject,
             chance.choice(("that", "which", "who")),
             forms[number],
-            *noun_phrase(other, nouns, chance),
+            *list_noun_phrase(other, nouns, chance),
         ]
     elif kind == "object":
         inner = (
-            [chance.choice(PRONOUN[other])]
+            [chance.choice(PRONOUNS_BY_NUMBER[other])]
             if chance.random() < 0.2
-            else noun_phrase(other, nouns, chance)
+            else list_noun_phrase(other, nouns, chance)
         )
         words = [
             *subject,
@@ -297,19 +317,19 @@ def grammar_sentence(nouns: Nouns, chance: random.Random) -> Sentence:
             forms[other],
         ]
     elif kind == "both":
-        words, number = [*subject, "and", *noun_phrase(other, nouns, chance)], PLURAL
+        words, number = [*subject, "and", *list_noun_phrase(other, nouns, chance)], PLURAL
     elif kind == "pronoun":
-        clause = [*subject, forms[number], *noun_phrase(third, nouns, chance), "and"]
+        clause = [*subject, forms[number], *list_noun_phrase(third, nouns, chance), "and"]
         words, number = (
             [
                 *chance.choice(([], ["and"], ["but"], ["that"], ["if"], clause)),
-                chance.choice(PRONOUN[other]),
+                chance.choice(PRONOUNS_BY_NUMBER[other]),
             ],
             other,
         )
     else:
         words = [
-            *chance.choice(QUANTIFIED[number]).split(),
+            *chance.choice(QUANTIFIERS[number]).split(),
             chance.choice(("the", "these", "his", "our")),
             chance.choice(nouns[PLURAL]),
         ]
@@ -318,7 +338,11 @@ def grammar_sentence(nouns: Nouns, chance: random.Random) -> Sentence:
     return Sentence(tuple(words), LABELS[number], "grammar")
 
 
-def noun_phrase(number: int, nouns: Nouns, chance: random.Random) -> list[str]:
+def list_noun_phrase(number: int, nouns: Nouns, chance: random.Random) -> list[str]:
     """A determiner, sometimes an adjective, and a noun."""
     adjective = ["JJ"] if chance.random() < 0.15 else []
-    return [chance.choice(DETERMINER[number].split()), *adjective, chance.choice(nouns[number])]
+    return [
+        chance.choice(RARE_DETERMINERS[number].split()),
+        *adjective,
+        chance.choice(nouns[number]),
+    ]

@@ -1,4 +1,4 @@
-"""A small grammar of English subjects, for experiments on a machine that has no data: each sentence knows its verb's number."""
+"""A small grammar of English subjects with their verb's number, for experiments without data."""
 
 import random
 from collections.abc import Iterator
@@ -7,8 +7,9 @@ from attnflow.errors import OptionError
 from attnflow.paper.agreement import Sentence
 
 REGULAR = """
-author book bridge building car doctor door farmer garden girl house key letter mountain museum newspaper officer painting picture player
-report road room school singer song station student table teacher temple tree village window writer
+author book bridge building car doctor door farmer garden girl house key letter mountain museum
+newspaper officer painting picture player report road room school singer song station student table
+teacher temple tree village window writer
 """
 NOUNS = {name: f"{name}s" for name in REGULAR.split()}  # singular: plural
 NOUNS |= {
@@ -53,7 +54,7 @@ ADVERBS = ["", "", "", "", "often", "usually", "now", "also"]
 
 
 def sentences(*, seed: int = 0, attractors: tuple[int, ...] = (0, 1, 2)) -> Iterator[Sentence]:
-    """Different sentences without end (until the grammar has no more), with so many attractors in turn.
+    """Different sentences, with these numbers of attractors in turn, until the grammar has no more.
 
     >>> from itertools import islice
     >>> for sentence in islice(sentences(seed=1), 3):
@@ -70,28 +71,28 @@ def sentences(*, seed: int = 0, attractors: tuple[int, ...] = (0, 1, 2)) -> Iter
     while misses < 1000:
         count = attractors[len(seen) % len(attractors)]
         plural = chance.random() < 0.5
-        words = tuple(" ".join(subject(chance, plural, count)).split())
+        words = tuple(" ".join(compose_subject(chance, plural, count)).split())
         misses = misses + 1 if words in seen else 0
         if words not in seen:
             seen.add(words)
             yield Sentence(words, "plural" if plural else "singular", "grammar", count)
 
 
-def subject(chance: random.Random, plural: bool, attractors: int) -> Iterator[str]:
-    """A subject with modifiers: as many nouns of the other number as there are to be attractors; without any, perhaps one of its own."""
+def compose_subject(chance: random.Random, plural: bool, attractors: int) -> Iterator[str]:
+    """A subject and its modifiers: so many nouns of the other number, or at most one of its own."""
     yield chance.choice(OPENINGS)
-    yield noun_phrase(chance, plural)
+    yield compose_noun_phrase(chance, plural)
     others = [not plural] * attractors or [plural] * chance.choice([0, 0, 1])
-    if (
-        others and chance.random() < 0.3
-    ):  # one relative clause, next to the subject: its verb agrees with what it belongs to
-        yield relative_clause(chance, plural, others.pop())
+    # one relative clause, next to the subject: its verb agrees with what it belongs to
+    if others and chance.random() < 0.3:
+        yield compose_relative_clause(chance, plural, others.pop())
     for other in others:
-        yield f"{chance.choice(PREPOSITIONS)} {noun_phrase(chance, other)}"
+        yield f"{chance.choice(PREPOSITIONS)} {compose_noun_phrase(chance, other)}"
     yield chance.choice(ADVERBS)
 
 
-def noun_phrase(chance: random.Random, plural: bool) -> str:
+def compose_noun_phrase(chance: random.Random, plural: bool) -> str:
+    """A determiner, sometimes an adjective, and a noun."""
     singular = chance.choice(list(NOUNS))
     adjective = chance.choice(ADJECTIVES) if chance.random() < 0.3 else ""
     determiner = chance.choice(DETERMINERS[plural])
@@ -101,8 +102,11 @@ def noun_phrase(chance: random.Random, plural: bool) -> str:
     return f"{determiner} {adjective} {NOUNS[singular] if plural else singular}"
 
 
-def relative_clause(chance: random.Random, plural: bool, other: bool) -> str:
+def compose_relative_clause(chance: random.Random, plural: bool, other: bool) -> str:
+    """A clause about a noun that is plural or not, with another noun as its object or subject."""
     verb = chance.choice(TRANSITIVE)
     if chance.random() < 0.5:
-        return f"that {verb.removesuffix('s') if plural else verb} {noun_phrase(chance, other)}"
-    return f"that {noun_phrase(chance, other)} {verb.removesuffix('s') if other else verb}"
+        form = verb.removesuffix("s") if plural else verb
+        return f"that {form} {compose_noun_phrase(chance, other)}"
+    form = verb.removesuffix("s") if other else verb
+    return f"that {compose_noun_phrase(chance, other)} {form}"

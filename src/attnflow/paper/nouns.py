@@ -1,4 +1,4 @@
-"""Nouns in two numbers, learned from the words of the data themselves, so that a sentence can be put into the other number."""
+"""Nouns in singular and plural, learned from the data, so that a sentence can change its number."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,53 +10,63 @@ SINGULAR, PLURAL = 0, 1
 IRREGULAR = dict(
     pair.split("/")
     for pair in """
-    man/men woman/women child/children person/people foot/feet tooth/teeth mouse/mice criterion/criteria phenomenon/phenomena
-    bacterium/bacteria analysis/analyses crisis/crises basis/bases thesis/theses hypothesis/hypotheses genus/genera nucleus/nuclei
-    fungus/fungi stimulus/stimuli larva/larvae policeman/policemen fisherman/fishermen medium/media datum/data wife/wives life/lives
-    leaf/leaves knife/knives wolf/wolves half/halves shelf/shelves NN/NNS
+    man/men woman/women child/children person/people foot/feet tooth/teeth mouse/mice
+    criterion/criteria phenomenon/phenomena bacterium/bacteria analysis/analyses crisis/crises
+    basis/bases thesis/theses hypothesis/hypotheses genus/genera nucleus/nuclei fungus/fungi
+    stimulus/stimuli larva/larvae policeman/policemen fisherman/fishermen medium/media datum/data
+    wife/wives life/lives leaf/leaves knife/knives wolf/wolves half/halves shelf/shelves NN/NNS
     """.split()  # noqa: SIM905
 )
-NO_NOUNS = """
-species series data bacteria subspecies bias is as was has does us his its this yes thus plus less always perhaps besides others ones
-various previous JJ
+NOT_NOUNS = """
+species series data bacteria subspecies bias is as was has does us his its this yes thus plus less
+always perhaps besides others ones various previous JJ
 """
 # where nouns and where verbs stand
 BEFORE_NOUN = """
-the a an this that these those his her its their our my your of some many several two three four such all other NNP JJ CD 's
+the a an this that these those his her its their our my your of some many several two three four
+such all other NNP JJ CD 's
 """
-BEFORE_VERB = "to he she it they we i you who which will would can could should may might must not n't also NNS"
-DETERMINERS = "the a an this his her its their our my your JJ no any such"
+BEFORE_VERB = """
+to he she it they we i you who which will would can could should may might must not n't also NNS
+"""
+DETERMINING = "the a an this his her its their our my your JJ no any such"
 AFTER_NOUN = """
-of in to for and or , . ( ) ; : `` '' -- ' with by from on at as that which who is are was were has have does do had can may will also not
+of in to for and or , . ( ) ; : `` '' -- ' with by from on at as that which who is are was were has
+have does do had can may will also not
 """
 # what a determiner becomes when its noun changes number; and where a noun phrase begins
 TO_PLURAL = (
     "a/some an/some this/these that/those each/all every/all one/two another/other much/many"
 )
 TO_SINGULAR = """
-these/this those/that many/a several/a few/every two/one three/one four/one five/one both/the all/every most/each various/another
-numerous/a some/a CD/one other/another more/a
+these/this those/that many/a several/a few/every two/one three/one four/one five/one both/the
+all/every most/each various/another numerous/a some/a CD/one other/another more/a
 """
-EDGES = "of in to for and or , . ( ) ; : `` '' -- with by from on at as that which who is are was were has have"
+# by the number that the noun had
 REPAIRS = tuple(
     dict(pair.split("/") for pair in pairs.split()) for pairs in (TO_PLURAL, TO_SINGULAR)
-)  # by the number that it was
-EDGE = frozenset(EDGES.split())
+)
+PHRASE_EDGES = frozenset(
+    """
+    of in to for and or , . ( ) ; : `` '' -- with by from on at as that which who is are was were
+    has have
+    """.split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """The number of nouns, and the same noun in the other number: a word if there is one, else NN or NNS."""
+    """The number of each noun, and its form in the other number: a word, or else NN or NNS."""
 
     other: dict[str, str]
     number: dict[str, int]
 
-    def paired(self, word: str) -> bool:
+    def is_paired(self, word: str) -> bool:
         """Whether the other number of a noun is a word of its own, not a tag."""
         return self.other.get(self.other[word]) == word
 
-    def heads(self, words: Sequence[str]) -> list[int]:
-        """The places of nouns that no noun follows at once."""
+    def find_heads(self, words: Sequence[str]) -> list[int]:
+        """The places of nouns that are not directly followed by a noun."""
         places = [place for place, word in enumerate(words) if word in self.number]
         return [place for place in places if place + 1 not in places]
 
@@ -68,16 +78,16 @@ class Lexicon:
             if words[before] in repairs and not (words[before] == "that" and before + 1 != place):
                 words[before] = repairs[words[before]]
                 return
-            if words[before] in EDGE:
+            if words[before] in PHRASE_EDGES:
                 return
 
 
 class Surroundings:
-    """How often each word comes, and how often where nouns or verbs come."""
+    """How often each word occurs, and how often where nouns or verbs do."""
 
     def __init__(self, sentences: Iterable[Sentence]) -> None:
         before_noun, before_verb, determiners, after_noun = (
-            set(words.split()) for words in (BEFORE_NOUN, BEFORE_VERB, DETERMINERS, AFTER_NOUN)
+            set(words.split()) for words in (BEFORE_NOUN, BEFORE_VERB, DETERMINING, AFTER_NOUN)
         )
         self.count, self.noun, self.verb, self.determined, self.after = (
             Counter[str]() for _ in range(5)
@@ -112,39 +122,41 @@ class Surroundings:
 
 
 def build_lexicon(sentences: Iterable[Sentence]) -> Lexicon:
-    """Nouns with their number: pairs such as key and keys, if both stand where nouns do; then nouns of which one number is seen alone."""
+    """Nouns with their number, from the places in which words stand.
+
+    First pairs such as key and keys, if both stand where nouns do; then nouns that occur in one
+    number only.
+    """
     seen = Surroundings(sentences)
-    none = set(NO_NOUNS.split())
+    excluded = set(NOT_NOUNS.split())
     plural_of = {
         one: many for one, many in IRREGULAR.items() if seen.count[one] and seen.count[many]
     }
-    for many in sorted(set(seen.count) - none):
-        one = next(
-            (
-                one
-                for one in singulars(many)
-                if one not in plural_of and one not in none and seen.is_pair(one, many)
-            ),
-            None,
+    for many in sorted(set(seen.count) - excluded):
+        candidates = (
+            one
+            for one in guess_singulars(many)
+            if one not in plural_of and one not in excluded and seen.is_pair(one, many)
         )
+        one = next(candidates, None)
         if one is not None:
             plural_of[one] = many
     other = plural_of | {many: one for one, many in plural_of.items()}
     number = dict.fromkeys(plural_of, SINGULAR) | dict.fromkeys(plural_of.values(), PLURAL)
     for word, times in sorted(seen.count.items()):
-        if word in number or word in none or not seen.is_noun(word):
+        if word in number or word in excluded or not seen.is_noun(word):
             continue
-        if singulars(word) and seen.determined[word] + 1 > times / 10:
+        if guess_singulars(word) and seen.determined[word] + 1 > times / 10:
             other[word], number[word] = "NN", PLURAL
-        elif not singulars(word) and seen.determined[word] > times / 4:
+        elif not guess_singulars(word) and seen.determined[word] > times / 4:
             other[word], number[word] = "NNS", SINGULAR
     return Lexicon(other, number)
 
 
-def singulars(word: str) -> list[str]:
+def guess_singulars(word: str) -> list[str]:
     """What the singular of a plural may be, by its ending.
 
-    >>> singulars("churches"), singulars("cities"), singulars("glass")
+    >>> guess_singulars("churches"), guess_singulars("cities"), guess_singulars("glass")
     (['churche', 'church'], ['city', 'citie'], [])
     """
     if (

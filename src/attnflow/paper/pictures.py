@@ -1,4 +1,4 @@
-"""Figures 1 to 4 of the paper, drawn anew."""
+"""Figures 1 to 4 of the paper, redrawn."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,8 +31,8 @@ def figure_1(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
 
 def figure_2(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
     """Raw attention of the focal position, in each layer."""
-    found = explain(text, model=model, importance=())
-    return figures.heatmap(found.raw, found.position)
+    explanation = explain(text, model=model, importance=())
+    return figures.heatmap(explanation.raw, explanation.position)
 
 
 def figure_3(texts: Sequence[str] = SENTENCES, *, model: Any = BUNDLED) -> Drawing:
@@ -50,7 +50,10 @@ def figure_4(
     references: Sequence[tuple[str, str]] = REFERENCES,
     candidates: tuple[str, str] = CANDIDATES,
 ) -> Drawing:
-    """A masked pronoun: the probabilities of two words, relative to each other, beside how the mask looks at what it may refer to."""
+    """A masked pronoun: the relative probabilities of two words, beside the mask's token attention.
+
+    The attention shown is that to the two words that the pronoun may refer to.
+    """
     loaded = (
         load(model)
         if isinstance(model, str)
@@ -60,41 +63,43 @@ def figure_4(
     )
     if loaded.task != "masked LM" or getattr(loaded.tokenizer, "mask_token", None) is None:
         raise OptionError(
-            f"figure 4 asks a masked LM with a tokenizer for a word; got {loaded.name}, {loaded.task}"
+            "figure 4 needs a masked LM with a tokenizer that has a mask; "
+            f"got {loaded.name}, {loaded.task}"
         )
     if len(texts) != len(references):
         raise OptionError(
-            f"each sentence needs its two references; got {len(texts)} sentences and {len(references)} pairs"
+            "each sentence needs its two references; "
+            f"got {len(texts)} sentences and {len(references)} pairs"
         )
-    found = [
+    explanations = [
         explain(text.replace(MASK, loaded.tokenizer.mask_token), model=loaded, importance=())
         for text in texts
     ]
     places = [
-        (place_of(each, one), place_of(each, other))
-        for each, (one, other) in zip(found, references, strict=True)
+        (find_word(explanation, one), find_word(explanation, other))
+        for explanation, (one, other) in zip(explanations, references, strict=True)
     ]
     return figures.pronoun(
-        found,
-        [chances(loaded, each, candidates) for each in found],
+        explanations,
+        [compare_words(loaded, explanation, candidates) for explanation in explanations],
         places,
         label="relative probability",
     )
 
 
-def chances(model: Model, explanation: Explanation, words: Sequence[str]) -> dict[str, float]:
-    """The probability of each word at the mask, if it is one of these."""
+def compare_words(model: Model, explanation: Explanation, words: Sequence[str]) -> dict[str, float]:
+    """The probability of each word at the mask, given that it is one of these."""
     encoded = model.encode(explanation.text)
     with evaluating(model.model), torch.no_grad():
         probabilities = model.probabilities(
             model.logits(model.batch([encoded]), [model.logit_position(encoded)])
         )[0]
-    found = {word: float(probabilities[model.target(word)]) for word in words}
-    return {word: probability / sum(found.values()) for word, probability in found.items()}
+    by_word = {word: float(probabilities[model.target(word)]) for word in words}
+    return {word: probability / sum(by_word.values()) for word, probability in by_word.items()}
 
 
-def place_of(explanation: Explanation, word: str) -> int:
-    """The position of a word in a sentence; of its first token, if it has several."""
+def find_word(explanation: Explanation, word: str) -> int:
+    """The position of a word in a sentence; of its first token if it has several."""
     for group in list_words(explanation.attention.words or tuple(range(len(explanation.tokens)))):
         if join_subwords([explanation.tokens[place] for place in group]).lower() == word.lower():
             return group[0]

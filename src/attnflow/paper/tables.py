@@ -1,4 +1,4 @@
-"""Tables 1 to 3 of the paper, computed anew and set beside the printed ones."""
+"""Tables 1 to 3 of the paper, recomputed and set beside the printed ones."""
 
 import io
 import os
@@ -29,7 +29,7 @@ Cell = tuple[float, float]  # mean and standard deviation
 
 @dataclass(frozen=True)
 class Printed:
-    """A table as the paper prints it: one row of cells a method, one cell a layer."""
+    """A table as the paper prints it: a row of cells per method, a cell per layer."""
 
     title: str
     against: str
@@ -38,8 +38,8 @@ class Printed:
     examples: int
 
 
-def cells(*values: str) -> tuple[Cell, ...]:
-    """Cells from how they are printed: mean±deviation."""
+def read_cells(*values: str) -> tuple[Cell, ...]:
+    """Cells from text such as the paper prints: mean±deviation."""
     return tuple(
         (float(mean), float(deviation))
         for mean, deviation in (value.split("±") for value in values)
@@ -52,13 +52,13 @@ PRINTED = {
         "blank_out",
         (1, 2, 3, 4, 5, 6),
         {
-            "raw": cells(
+            "raw": read_cells(
                 "0.69±0.27", "0.10±0.43", "-0.11±0.49", "-0.09±0.52", "0.20±0.45", "0.29±0.39"
             ),
-            "rollout": cells(
+            "rollout": read_cells(
                 "0.32±0.26", "0.38±0.27", "0.51±0.26", "0.62±0.26", "0.70±0.25", "0.71±0.24"
             ),
-            "flow": cells(
+            "flow": read_cells(
                 "0.32±0.26", "0.44±0.29", "0.70±0.25", "0.70±0.22", "0.71±0.22", "0.70±0.22"
             ),
         },
@@ -69,13 +69,13 @@ PRINTED = {
         "input_gradient",
         (1, 2, 3, 4, 5, 6),
         {
-            "raw": cells(
+            "raw": read_cells(
                 "0.53±0.33", "0.16±0.38", "-0.06±0.42", "0.00±0.47", "0.24±0.40", "0.46±0.35"
             ),
-            "rollout": cells(
+            "rollout": read_cells(
                 "0.22±0.31", "0.27±0.32", "0.39±0.32", "0.47±0.32", "0.53±0.32", "0.54±0.31"
             ),
-            "flow": cells(
+            "flow": read_cells(
                 "0.22±0.31", "0.31±0.34", "0.54±0.32", "0.61±0.28", "0.60±0.28", "0.61±0.28"
             ),
         },
@@ -86,9 +86,9 @@ PRINTED = {
         "input_gradient",
         (1, 3, 5, 6),
         {
-            "raw": cells("0.12±0.21", "0.09±0.21", "0.08±0.20", "0.09±0.21"),
-            "rollout": cells("0.11±0.19", "0.12±0.21", "0.13±0.21", "0.13±0.20"),
-            "flow": cells("0.11±0.19", "0.11±0.21", "0.12±0.22", "0.14±0.21"),
+            "raw": read_cells("0.12±0.21", "0.09±0.21", "0.08±0.20", "0.09±0.21"),
+            "rollout": read_cells("0.11±0.19", "0.12±0.21", "0.13±0.21", "0.13±0.20"),
+            "flow": read_cells("0.11±0.19", "0.11±0.21", "0.12±0.22", "0.14±0.21"),
         },
         100,
     ),
@@ -106,7 +106,11 @@ class Table:
     command: str
 
     def rows(self) -> Iterator[tuple[str, int, float, float, float, float, float, float, int, int]]:
-        """(method, layer, then mean and deviation: in the paper, ours with special tokens, ours without; examples, undefined without)."""
+        """One row per method and layer.
+
+        (method, layer, mean and deviation in the paper, ours with special tokens, ours without
+        them, examples, undefined without special tokens)
+        """
         included, excluded = (
             list(self.report.including(special).rows()) for special in (True, False)
         )
@@ -130,12 +134,12 @@ class Table:
             )
 
     def to_markdown(self) -> str:
-        """The paper's table and ours, one below the other, and the command."""
+        """The paper's table, ours below it, and the command."""
         special = sorted(
             {
                 token
-                for each in self.report.examples
-                for token, mark in zip(each.tokens, each.special, strict=True)
+                for example in self.report.examples
+                for token, mark in zip(example.tokens, example.special, strict=True)
                 if mark
             }
         )
@@ -146,12 +150,12 @@ class Table:
             f"ours, without {marks}": (6, None),
         }
         lines = [f"**{self.printed.title}**", ""]
-        found = list(self.rows())
+        rows = list(self.rows())
         table = []
         for name, (start, examples) in counted.items():
             for method in self.printed.cells:
                 values = [
-                    f"{row[start]:.2f} ± {row[start + 1]:.2f}" for row in found if row[0] == method
+                    f"{row[start]:.2f} ± {row[start + 1]:.2f}" for row in rows if row[0] == method
                 ]
                 table.append([name, method, *values, str(examples or len(self.report.examples))])
         lines += format_markdown(
@@ -165,12 +169,13 @@ class Table:
             partial += (
                 "The sum of a gradient is rounding error where a layer norm reads the embedding. "
             )
-        undefined = max((row[9] for row in found), default=0)
+        undefined = max((row[9] for row in rows), default=0)
         lines += [
             "",
-            f"{partial}Spearman's rank correlation with {', '.join(self.report.against)}, mean ± standard deviation over sentences;"
-            f" query: {self.report.query};"
-            f" model: {self.report.model}; sentences: {self.data}; undefined and so left out of the mean: {undefined} at most.",
+            f"{partial}Spearman's rank correlation with {', '.join(self.report.against)}, "
+            f"mean ± standard deviation over sentences; query: {self.report.query}; "
+            f"model: {self.report.model}; sentences: {self.data}; "
+            f"undefined and so left out of the mean: {undefined} at most.",
             "",
             f"Command: `{self.command}`",
             "",
@@ -178,7 +183,7 @@ class Table:
         return "\n".join(lines)
 
     def to_csv(self) -> str:
-        """One line a method and layer."""
+        """One line per method and layer."""
         file = io.BytesIO()
         names = [
             f"{whose}_{what}"
@@ -192,16 +197,16 @@ class Table:
         """Write both forms, as STEM.md and STEM.csv."""
         texts = {".md": self.to_markdown(), ".csv": self.to_csv()}
 
-        def written(ending: str) -> Path:
+        def write(ending: str) -> Path:
             return write_file(
                 f"{os.fspath(stem)}{ending}",
                 lambda file: file.write(texts[ending].encode(errors="backslashreplace")),
             )
 
-        return [written(ending) for ending in texts]
+        return [write(ending) for ending in texts]
 
 
-def verb_number_table(
+def compute_verb_number_table(
     name: str,
     *,
     model: str = BUNDLED,
@@ -211,7 +216,10 @@ def verb_number_table(
     reduce: str = "norm",
     command: str = "",
 ) -> Table:
-    """Table 1 or 2: raw attention, rollout and flow of CLS in all layers; on sentences of the test side, or of our grammar."""
+    """Table 1 or 2: raw attention, rollout and flow of CLS in all layers.
+
+    The sentences are those of the test side of the data, or of our grammar if there is no data.
+    """
     printed = PRINTED[name]
     limit = printed.examples if limit is None else limit
     chosen = (
@@ -222,11 +230,12 @@ def verb_number_table(
     loaded = load(model)
     if getattr(loaded.model.config, "model_type", None) != BUNDLED:
         raise OptionError(
-            f"{name} is of a verb-number model, as attnflow train verb-number makes it; got {loaded.name}"
+            f"{name} is of a verb-number model, as attnflow train verb-number makes it; "
+            f"got {loaded.name}"
         )
     report = evaluate(
         loaded,
-        [(each.text, each.label) for each in chosen],
+        [(sentence.text, sentence.label) for sentence in chosen],
         against=choose_importance(printed, reduce),
         limit=limit,
     )
@@ -239,12 +248,12 @@ def verb_number_table(
     return Table(
         printed,
         report,
-        f"{source}; accuracy {accuracy(loaded, done):.3f}",
-        command or command_line(),
+        f"{source}; accuracy {measure_accuracy(loaded, done):.3f}",
+        command or quote_command_line(),
     )
 
 
-def sentiment_table(
+def compute_sentiment_table(
     sentences: Iterable[tuple[str, int]],
     data: str,
     *,
@@ -254,7 +263,10 @@ def sentiment_table(
     reduce: str = "norm",
     command: str = "",
 ) -> Table:
-    """Table 3: input gradients of a sentiment classifier, and the largest token attention over query positions, as the authors took it."""
+    """Table 3: token attention of a sentiment classifier against its input gradients.
+
+    By default it is the largest over query positions, as the authors took it.
+    """
     printed = PRINTED["table3"]
     loaded = load(model)
     limit = printed.examples if limit is None else limit
@@ -272,7 +284,7 @@ def sentiment_table(
     report = evaluate(
         loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, query=query
     )
-    return Table(printed, report, data, command or command_line())
+    return Table(printed, report, data, command or quote_command_line())
 
 
 def choose_importance(
@@ -292,25 +304,29 @@ def choose_importance(
     return {f"input_gradient, {reduce}": score}
 
 
-def sample(found: Sequence[Sentence], limit: int, seed: int) -> list[Sentence]:
-    """Sentences of the test side that no training saw, drawn at random; sorted out by their first words, as the model's split is."""
-    test = [each for each in dict.fromkeys(found) if each.side == "test" and len(each.words) > 1]
+def sample(sentences: Sequence[Sentence], limit: int, seed: int) -> list[Sentence]:
+    """Sentences drawn at random from the test side of the split, which no training saw."""
+    test = [
+        sentence
+        for sentence in dict.fromkeys(sentences)
+        if sentence.side == "test" and len(sentence.words) > 1
+    ]
     if not test:
         raise OptionError(
-            f"the data has no sentence on the test side (a tenth, by their first four words); got {len(found)} sentences"
+            "the data has no sentence on the test side (a tenth, by their first four words); "
+            f"got {len(sentences)} sentences"
         )
     order = np.random.default_rng(seed).permutation(len(test))[:limit]
     return [test[place] for place in order]
 
 
-def accuracy(model: Model, chosen: Sequence[Sentence]) -> float:
+def measure_accuracy(model: Model, sentences: Sequence[Sentence]) -> float:
     """The share of sentences whose verb the model gets right."""
-    found = model.predict([each.text for each in chosen])
-    return float(
-        np.mean([label == each.label for (label, _), each in zip(found, chosen, strict=True)])
-    )
+    predicted = model.predict([sentence.text for sentence in sentences])
+    pairs = zip(predicted, sentences, strict=True)
+    return float(np.mean([label == sentence.label for (label, _), sentence in pairs]))
 
 
-def command_line() -> str:
-    """How this was asked for."""
+def quote_command_line() -> str:
+    """The command that is running."""
     return shlex.join(["attnflow", *sys.argv[1:]])

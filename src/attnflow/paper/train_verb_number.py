@@ -1,4 +1,4 @@
-"""Train the model that ships with attnflow: from files of sentences to weights, vocabulary and model card."""
+"""Train the model that ships with attnflow: from sentences to weights, vocabulary and card."""
 
 import random
 import shlex
@@ -24,19 +24,21 @@ from attnflow.models.verb_number import (
     save_verb_number,
 )
 from attnflow.paper.agreement import Sentence, read_agreement
-from attnflow.paper.augmentation import Mixture, training_stream
-from attnflow.paper.checkpoint import claim, digest
+from attnflow.paper.augmentation import Mixture, stream_sentences
+from attnflow.paper.checkpoint import claim_folder, digest
 from attnflow.paper.nouns import Lexicon, build_lexicon
-from attnflow.paper.training import Optimiser, Report, Task, train
+from attnflow.paper.training import Notify, Optimiser, Task, train
 
-LEAST = 2  # times that a word must come on the train side to be in the vocabulary
-POOL = 40  # batches whose sentences are sorted by length together, so that little is padding
-MEASURED = 256  # sentences at a time when nothing is learned
+MIN_COUNT = 2  # of a word on the train side, to be in the vocabulary
+POOL_BATCHES = 40  # whose sentences are sorted by length together, so that little is padding
+MEASURED_SENTENCES = 256  # in a batch when nothing is learned
+
+Pool = list[list[tuple[list[int], int]]]  # batches of token ids with their label
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What can be chosen."""
+    """The options of a training."""
 
     steps: int = 7400
     batch: int = 64
@@ -46,18 +48,16 @@ class Recipe:
     decay: float = 0.05
     average: float = 0.998
     smoothing: float = 0.05  # of labels
-    blank: float = (
-        0.07  # words that become UNK, and are to be guessed: so UNK is nothing foreign to the model
-    )
+    blank: float = 0.07  # words that become UNK, and are guessed: so the model gets to know UNK
     blank_loss: float = 0.3
     tag: float = 0.05  # nouns that become NN or NNS, as the data writes rare ones
-    embedding: float = 4.0  # how much wider than usual weights begin
+    embedding: float = 4.0  # how much wider than usual the weights start
     position: float = 2.0
     linear: float = 3.0
 
 
 @dataclass(frozen=True)
-class Group:
+class Tally:
     """How often the model is right about some sentences."""
 
     count: int
@@ -70,11 +70,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Result:
+class VerbNumberResult:
     """A trained model: where it is, and how often it is right on the test side."""
 
     folder: Path
-    test: dict[str, Group]  # by file, and "natural" and "attractors" over all files
+    test: dict[str, Tally]  # by file, and "natural" and "attractors" over all files
     steps: int
     seconds: float
 
@@ -87,73 +87,69 @@ def train_verb_number(
     steps: int | None = None,
     size: VerbNumberConfig | None = None,
     resume: bool = False,
-    report: Report | None = None,
-) -> Result:
-    """Train on the train side of the data, choose by the dev side, measure once on the test side, write the model to `out`.
+    report: Notify | None = None,
+) -> VerbNumberResult:
+    """Train on the train side of the data, and write the model to `out`.
 
-    size: another than the paper's; its vocabulary is that of the data all the same.
+    The weights are chosen by the dev side and measured once on the test side. size: another than
+    the paper's; the vocabulary is that of the data in any case.
     """
     paths = list(data)
-    sides = split(read_agreement(paths))
-    claim(out, resume)  # again in `train`; here it spares the rest
+    sides = split_sides(read_agreement(paths))
+    claim_folder(out, resume)  # again in `train`; here it spares the rest
     recipe = Recipe() if steps is None else Recipe(steps=steps)
     vocabulary, lexicon = build_vocabulary(sides["train"]), build_lexicon(sides["train"])
-    model = new_model(vocabulary, lexicon, recipe, seed, size)
-    task = task_of(model, vocabulary, lexicon, sides, recipe, seed)
-    found: dict[str, Group] = {}
+    model = make_model(vocabulary, lexicon, recipe, seed, size)
+    task = make_task(model, vocabulary, lexicon, sides, recipe, seed)
+    tallies: dict[str, Tally] = {}
 
     def save(module: nn.Module) -> None:
         module.half().float()  # what is measured is what is written
-        found.update(groups_of(model, vocabulary, sides["test"]))
-        command = command_of(paths, out, seed, steps)
-        text = card(
-            found,
-            {name: len(each) for name, each in sides.items()},
-            vocabulary,
-            seed,
-            recipe,
-            command,
-        )
-        write_file(out / "README.md", lambda file: file.write(text.encode()))
+        tallies.update(count_right(model, vocabulary, sides["test"]))
+        command = format_command(paths, out, seed, steps)
+        sizes = {name: len(side) for name, side in sides.items()}
+        card = format_card(tallies, sizes, vocabulary, seed, recipe, command)
+        write_file(out / "README.md", lambda file: file.write(card.encode()))
         save_verb_number(model, vocabulary, out)
 
     outcome = train(task, out, seed=seed, resume=resume, save=save, report=report)
-    return Result(out, found, outcome.steps, outcome.seconds)
+    return VerbNumberResult(out, tallies, outcome.steps, outcome.seconds)
 
 
-def split(sentences: Iterable[Sentence]) -> dict[str, list[Sentence]]:
-    """The sentences by side; copies are left out of the train side, and so is what is longer than the model."""
-    longest = VerbNumberConfig(0).max_position_embeddings - 1
+def split_sides(sentences: Iterable[Sentence]) -> dict[str, list[Sentence]]:
+    """The sentences by side; none longer than the model takes, none twice on the train side."""
+    max_words = VerbNumberConfig(0).max_position_embeddings - 1
     sides: dict[str, list[Sentence]] = {"train": [], "dev": [], "test": []}
-    for each in sentences:
-        if len(each.words) <= longest:
-            sides[each.side].append(each)
+    for sentence in sentences:
+        if len(sentence.words) <= max_words:
+            sides[sentence.side].append(sentence)
     sides["train"] = list(dict.fromkeys(sides["train"]))
-    for name, found in sides.items():
-        if not found:
+    for name, side in sides.items():
+        if not side:
             raise FileError(
-                f"the data has no sentence on the {name} side of the split (by their first four words); give more of it"
+                f"the data has no sentence on the {name} side of the split "
+                "(by their first four words); give more of it"
             )
     return sides
 
 
 def build_vocabulary(sentences: Iterable[Sentence]) -> Vocabulary:
-    """The words that come often enough, the most frequent first."""
+    """The words that occur often enough, the most frequent first."""
     count = Counter(word for sentence in sentences for word in sentence.words)
     order = sorted(count.items(), key=lambda item: (-item[1], item[0]))
     return Vocabulary(
-        [*SPECIAL, *(word for word, times in order if times >= LEAST and word not in SPECIAL)]
+        [*SPECIAL, *(word for word, times in order if times >= MIN_COUNT and word not in SPECIAL)]
     )
 
 
-def new_model(
+def make_model(
     vocabulary: Vocabulary,
     lexicon: Lexicon,
     recipe: Recipe,
     seed: int,
     size: VerbNumberConfig | None,
 ) -> VerbNumber:
-    """A model whose words of one ending, one number or one noun begin with a common part in their embeddings."""
+    """A new model, in which words of one ending, number or noun share a part of their embedding."""
     options = (
         {}
         if size is None
@@ -170,7 +166,7 @@ def new_model(
                 f"-{word[-end:]}" for end in (1, 2, 3) if word.islower() and len(word) > end + 1
             ]
             if word in lexicon.number:
-                lemma = min(word, lexicon.other[word]) if lexicon.paired(word) else word
+                lemma = min(word, lexicon.other[word]) if lexicon.is_paired(word) else word
                 forms += [f"number {lexicon.number[word]}", f"noun {lemma}"]
             for form in forms:
                 model.token_embedding.weight[place] += common[form]
@@ -184,21 +180,21 @@ def new_model(
     return model
 
 
-# ---- the task -------------------------------------------------------------------------------------------------------------------
+# ---- the task ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Ids and mask [sentence, position], labels [sentence], and the true ids where words were blanked out, else -100."""
+    """What a step learns from."""
 
-    ids: Tensor
-    mask: Tensor
-    labels: Tensor
-    truth: Tensor
+    ids: Tensor  # [sentence, position]
+    mask: Tensor  # [sentence, position]
+    labels: Tensor  # [sentence]
+    truth: Tensor  # [sentence, position]: the true id where a word is blanked out, else -100
 
 
 class Batches:
-    """The batch of each step, the same for the same seed; asked for in their order, each is made once."""
+    """The batch of each step, the same for the same seed; made once if steps are taken in order."""
 
     def __init__(
         self,
@@ -208,26 +204,21 @@ class Batches:
         recipe: Recipe,
         seed: int,
     ) -> None:
-        self.sentences, self.vocabulary, self.lexicon, self.recipe, self.seed = (
-            sentences,
-            vocabulary,
-            lexicon,
-            recipe,
-            seed,
-        )
-        self.pools: Iterator[list[list[tuple[list[int], int]]]] = iter(())
-        self.pool: list[list[tuple[list[int], int]]] = []
+        self.sentences, self.vocabulary, self.lexicon = sentences, vocabulary, lexicon
+        self.recipe, self.seed = recipe, seed
+        self.pools: Iterator[Pool] = iter(())
+        self.pool: Pool = []
         self.next = 0  # the number of the next pool
 
     def __call__(self, step: int) -> Batch:
-        """The batch of a step; what lies before it is drawn too, and an earlier step begins anew."""
-        wanted = step // POOL
+        """The batch of a step; all before it are drawn too, from the start for an earlier step."""
+        wanted = step // POOL_BATCHES
         if wanted < self.next - 1 or self.next == 0:
-            self.pools, self.next = self.made(), 0
+            self.pools, self.next = self.make_pools(), 0
         while self.next <= wanted:
             self.pool = next(self.pools)
             self.next += 1
-        rows = self.pool[step % POOL]
+        rows = self.pool[step % POOL_BATCHES]
         ids, mask = pad_ids(
             [[self.vocabulary.cls_token_id, *row] for row, _ in rows], self.vocabulary.pad_token_id
         )
@@ -243,34 +234,34 @@ class Batches:
             torch.where(blanked, ids, -100),
         )
 
-    def made(self) -> Iterator[list[list[tuple[list[int], int]]]]:
+    def make_pools(self) -> Iterator[Pool]:
         """Pools of batches without end."""
         chance, size = random.Random(self.seed), self.recipe.batch
-        stream = training_stream(self.sentences, self.lexicon, Mixture(), chance)
+        stream = stream_sentences(self.sentences, self.lexicon, Mixture(), chance)
         while True:
             drawn = [
-                (self.ids_of(each, chance), LABELS.index(each.label))
-                for each in islice(stream, size * POOL)
+                (self.encode(sentence, chance), LABELS.index(sentence.label))
+                for sentence in islice(stream, size * POOL_BATCHES)
             ]
-            drawn.sort(key=lambda each: len(each[0]))
+            drawn.sort(key=lambda row: len(row[0]))
             pool = [drawn[start : start + size] for start in range(0, len(drawn), size)]
             chance.shuffle(pool)
             yield pool
 
-    def ids_of(self, sentence: Sentence, chance: random.Random) -> list[int]:
-        """The ids of a sentence, some of its nouns replaced by their tag; cut to what the model takes."""
+    def encode(self, sentence: Sentence, chance: random.Random) -> list[int]:
+        """The ids of a sentence, cut to what the model takes, with some nouns as their tag."""
         number = self.lexicon.number
-        longest = VerbNumberConfig(0).max_position_embeddings - 1
+        max_words = VerbNumberConfig(0).max_position_embeddings - 1
         words = [
             ("NN", "NNS")[number[word]]
             if word in number and chance.random() < self.recipe.tag
             else word
             for word in sentence.words
         ]
-        return self.vocabulary.ids_of(words[-longest:])
+        return self.vocabulary.ids_of(words[-max_words:])
 
 
-def task_of(
+def make_task(
     model: VerbNumber,
     vocabulary: Vocabulary,
     lexicon: Lexicon,
@@ -281,16 +272,16 @@ def task_of(
     """What the training loop needs."""
 
     def measure() -> float:
-        """The mean of the accuracies on natural sentences and on those with attractors, as far as there are any."""
-        found = groups_of(model, vocabulary, sides["dev"])
-        known = [found[name].accuracy for name in ("natural", "attractors") if name in found]
+        """The mean of the accuracies on natural sentences and on those with attractors, if any."""
+        tallies = count_right(model, vocabulary, sides["dev"])
+        known = [tallies[name].accuracy for name in ("natural", "attractors") if name in tallies]
         return sum(known) / len(known)
 
     return Task(
         module=model,
         steps=recipe.steps,
         batch_at=Batches(sides["train"], vocabulary, lexicon, recipe, seed),
-        loss=lambda batch: loss_of(model, batch, recipe),
+        loss=lambda batch: compute_loss(model, batch, recipe),
         measure=measure,
         every=max(1, min(500, recipe.steps // 4)),
         optimiser=Optimiser(
@@ -305,13 +296,13 @@ def task_of(
         options={
             "recipe": asdict(recipe),
             "mixture": asdict(Mixture()),
-            "data": digest([each.text for each in sides["train"]]),
+            "data": digest([sentence.text for sentence in sides["train"]]),
         },
     )
 
 
-def loss_of(model: VerbNumber, batch: Batch, recipe: Recipe) -> Tensor:
-    """Cross-entropy of the label, and of the blanked words, which the embeddings themselves score."""
+def compute_loss(model: VerbNumber, batch: Batch, recipe: Recipe) -> Tensor:
+    """Cross-entropy of the label, and of blanked words, which the embeddings themselves score."""
     with torch.autocast("cpu", torch.bfloat16):
         states, _ = model.states(batch.ids, batch.mask)
         loss = functional.cross_entropy(
@@ -319,66 +310,61 @@ def loss_of(model: VerbNumber, batch: Batch, recipe: Recipe) -> Tensor:
         )
         blanked = batch.truth >= 0
         if blanked.any():
-            words = (
-                states[blanked] @ model.token_embedding.weight.T
-            )  # [blanked word, word of the vocabulary]
+            # [blanked word, word of the vocabulary]
+            scores = states[blanked] @ model.token_embedding.weight.T
             loss = loss + recipe.blank_loss * functional.cross_entropy(
-                words.float(), batch.truth[blanked]
+                scores.float(), batch.truth[blanked]
             )
     return loss
 
 
-# ---- measuring ------------------------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
 
 
-def groups_of(
+def count_right(
     model: VerbNumber, vocabulary: Vocabulary, sentences: Sequence[Sentence]
-) -> dict[str, Group]:
-    """How often the model is right: by file; over sentences with counted attractors, by their number and together; over the rest."""
+) -> dict[str, Tally]:
+    """How often the model is right, by group of sentences.
+
+    The groups are files, sentences with counted attractors (by their number, and together), and
+    natural sentences, which are the rest.
+    """
     model.eval()
-    rows = [[vocabulary.cls_token_id, *vocabulary.ids_of(each.words)] for each in sentences]
+    rows = [[vocabulary.cls_token_id, *vocabulary.ids_of(sentence.words)] for sentence in sentences]
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
     right: dict[int, bool] = {}
-    for start in range(0, len(order), MEASURED):
-        chosen = order[start : start + MEASURED]
+    for start in range(0, len(order), MEASURED_SENTENCES):
+        chosen = order[start : start + MEASURED_SENTENCES]
+        ids, mask = pad_ids([rows[place] for place in chosen], vocabulary.pad_token_id)
         with torch.no_grad():
-            found = (
-                model(*pad_ids([rows[place] for place in chosen], vocabulary.pad_token_id))
-                .logits.argmax(dim=-1)
-                .tolist()
-            )
+            predicted = model(ids, mask).logits.argmax(dim=-1).tolist()
         right |= {
             place: LABELS[label] == sentences[place].label
-            for place, label in zip(chosen, found, strict=True)
+            for place, label in zip(chosen, predicted, strict=True)
         }
     members: dict[str, list[int]] = defaultdict(list)
-    for place, each in enumerate(sentences):
-        members["attractors" if each.attractors else "natural"].append(place)
-        members[each.source].append(place)
-        if each.attractors and not each.source.endswith(f".{each.attractors}"):
-            members[f"{each.source}, {each.attractors} attractors"].append(place)
+    for place, sentence in enumerate(sentences):
+        source, attractors = sentence.source, sentence.attractors
+        members["attractors" if attractors else "natural"].append(place)
+        members[source].append(place)
+        if attractors and not source.endswith(f".{attractors}"):
+            members[f"{source}, {attractors} attractors"].append(place)
     return {
-        name: Group(len(places), sum(right[place] for place in places))
+        name: Tally(len(places), sum(right[place] for place in places))
         for name, places in sorted(members.items())
     }
 
 
-def command_of(data: Sequence[Path], out: Path, seed: int, steps: int | None) -> str:
-    """What to type to train the same again."""
+def format_command(data: Sequence[Path], out: Path, seed: int, steps: int | None) -> str:
+    """The command that trains the same model again."""
     options = [f"--data={path}" for path in data] + [f"--out={out}", f"--seed={seed}"]
-    return shlex.join(
-        [
-            "attnflow",
-            "train",
-            "verb-number",
-            *options,
-            *([] if steps is None else [f"--steps={steps}"]),
-        ]
-    )
+    if steps is not None:
+        options.append(f"--steps={steps}")
+    return shlex.join(["attnflow", "train", "verb-number", *options])
 
 
-def card(
-    found: Mapping[str, Group],
+def format_card(
+    tallies: Mapping[str, Tally],
     sizes: Mapping[str, int],
     vocabulary: Vocabulary,
     seed: int,
@@ -387,13 +373,13 @@ def card(
 ) -> str:
     """The model card."""
     rows = "\n".join(
-        f"| {name} | {group.count:,} | {group.accuracy:.3f} |" for name, group in found.items()
+        f"| {name} | {tally.count:,} | {tally.accuracy:.3f} |" for name, tally in tallies.items()
     )
     return f"""# Is the verb that follows these words singular or plural?
 
-A Transformer encoder of GPT-2 blocks without a causal mask: 6 layers, 8 heads, width 128, a CLS token in front, whose state in the
-last layer goes to the classifier; the model of Abnar and Zuidema (2020), trained anew by attnflow. Weights in float16,
-{len(vocabulary):,} words.
+A Transformer encoder of GPT-2 blocks without a causal mask: 6 layers, 8 heads, width 128, a CLS
+token in front, whose state in the last layer goes to the classifier; the model of Abnar and Zuidema
+(2020), trained again by attnflow. Weights in float16, {len(vocabulary):,} words.
 
 ## Accuracy on the test side
 
@@ -401,29 +387,34 @@ last layer goes to the classifier; the model of Abnar and Zuidema (2020), traine
 | --- | --- | --- |
 {rows}
 
-`natural` are the sentences of all files that count no attractors; `attractors` are those of numpred.test.N, which have exactly N
-nouns of the other number between subject and verb. The paper reports 0.96, on another split of the full corpus.
+`natural` are the sentences of all files that count no attractors; `attractors` are those of
+numpred.test.N, which have exactly N nouns of the other number between subject and verb. The paper
+reports 0.96, on another split of the full corpus.
 
 ## Data and split
 
-Sentences up to their verb, from Linzen, Dupoux and Goldberg (2016), the simple release without its train file and its zero-attractor
-test file (numpred.val, numpred.test.1 to 5), and from the MASC corpus (numpred.masc), where every verb tagged VBZ or VBP gives one. So
-this is not the paper's split. The licence of the data: Linzen's sentences are from the English Wikipedia (CC BY-SA); MASC is free for
-research and commercial use. No sentence is in this folder; the vocabulary lists single words.
+Sentences up to their verb, from Linzen, Dupoux and Goldberg (2016), the simple release without its
+train file and its zero-attractor test file (numpred.val, numpred.test.1 to 5), and from the MASC
+corpus (numpred.masc), where every verb tagged VBZ or VBP gives one. So this is not the paper's
+split. The licence of the data: Linzen's sentences are from the English Wikipedia (CC BY-SA); MASC
+is free for research and commercial use. No sentence is in this folder; the vocabulary lists single
+words.
 
-The split is by a hash of the first four words: {sizes["train"]:,} sentences train, {sizes["dev"]:,} dev (to choose by),
-{sizes["test"]:,} test (measured once). Rows that begin with the same four words stand on one side.
+The split is by a hash of the first four words: {sizes["train"]:,} sentences train,
+{sizes["dev"]:,} dev (to choose the weights), {sizes["test"]:,} test (measured once). Rows that
+begin with the same four words are on the same side.
 
 ## Training
 
-{recipe.steps:,} steps of {recipe.batch} sentences, seed {seed}: natural sentences, sentences with attractors in five variants, and a
-few of a grammar, as attnflow/paper/augmentation.py says; words blanked out by UNK are guessed along the way. The command:
+{recipe.steps:,} steps of {recipe.batch} sentences, seed {seed}: natural sentences, sentences with
+attractors in five variants, and a few of a grammar, as in attnflow/paper/augmentation.py; words
+blanked out by UNK are guessed along the way. The command:
 
     {command}
 
 ## Limits
 
-It reads what stands before a verb, in lower case; a word that it does not know by its class (NN, NNS, NNP, VBG ...), guessed from its
-look. MASC's rows may span clauses and ask for verbs that nothing announces, so no model is always right there. Beyond 63 words it
-refuses.
+It reads the words before a verb, in lower case. A word that it does not know is read as its class
+(NN, NNS, NNP, VBG ...), guessed from its form. MASC's rows may span clauses and ask for verbs that
+nothing announces, so no model is always right there. More than 63 words are refused.
 """

@@ -1,15 +1,13 @@
-"""One training loop for every model of the paper: measured on dev, broken off at any moment, continued bit for bit.
+"""One training loop for every model of the paper: measured, interruptible, resumed bit for bit.
 
-A recipe fills in a `Task` and calls `train`. All that a run is lies in one checkpoint file, so a kill leaves the old one or the new one.
-It runs on the CPU, where sums have a fixed order: the same seed and number of threads give the same weights.
+A recipe fills in a `Task` and calls `train`. The whole state of a run is in one checkpoint file,
+so that a kill leaves the old one or the new one. It runs on the CPU, where sums have a fixed
+order: the same seed and number of threads give the same weights.
 """
 
 import json
 import math
 import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,20 +23,20 @@ from attnflow.errors import OptionError
 from attnflow.models.execution import evaluating
 from attnflow.paper.checkpoint import (
     Tensors,
-    agree,
-    checksum,
-    claim,
+    check_options,
+    claim_folder,
+    compute_checksum,
     digest,
-    part_of,
     read_checkpoint,
+    select_part,
     write_through,
 )
+from attnflow.paper.process import repeatable, stop_signal, training_bar
 
-AVERAGE_WARM_UP = (
-    10  # steps; the moving average is shorter at first, else it would hold on to the random start
-)
+# steps; the moving average is shorter at first, else it would hold on to the random start
+AVERAGE_WARM_UP = 10
 
-Report = Callable[[str], None]
+Notify = Callable[[str], None]  # is given one line of text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +61,10 @@ class Optimiser:
         require("clip", self.clip, "above 0", self.clip > 0)
 
     def rate_at(self, step: int, steps: int) -> float:
-        """The share of the learning rate that is used in a step, counted from 0: up to 1, then down towards 0.
+        """The share of the learning rate in a step, counted from 0: up to 1, then towards 0.
 
-        >>> [round(Optimiser(learning_rate=1.0, warm_up=0.5).rate_at(step, 4), 2) for step in range(4)]
+        >>> optimiser = Optimiser(learning_rate=1.0, warm_up=0.5)
+        >>> [round(optimiser.rate_at(step, 4), 2) for step in range(4)]
         [0.5, 1.0, 1.0, 0.5]
         """
         rise = self.warm_up * steps
@@ -79,8 +78,9 @@ class Optimiser:
 class Task:
     """What a recipe fills in.
 
-    `batch_at` must depend on nothing but the step (and the recipe's own seed): then a resumed run needs no iterator's state.
-    `measure` finds the module in eval mode, without gradients, and with the moving average for weights if there is one.
+    `batch_at` must depend on nothing but the step (and the recipe's own seed): then a resumed run
+    needs no iterator's state. `measure` finds the module in eval mode, without gradients, and with
+    the moving average as its weights if there is one.
     """
 
     module: nn.Module
@@ -93,9 +93,8 @@ class Task:
     scale: Callable[[str], float] = lambda name: 1.0  # of the learning rate, by a parameter's name
     average: float | None = None  # the decay of the moving average, for example 0.999
     patience: int | None = None  # measurements without improvement before it stops
-    options: Mapping[str, object] = field(
-        default_factory=dict
-    )  # what else makes the run: sizes, `digest` of the data; as JSON
+    # what else makes the run: sizes, `digest` of the data; as JSON
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require("steps", self.steps, "1 or more", self.steps >= 1)
@@ -106,12 +105,12 @@ class Task:
         require("patience", self.patience, "1 or more", self.patience is None or self.patience >= 1)
 
     def fingerprint(self, seed: int) -> dict[str, object]:
-        """What must be the same for a checkpoint to be continued, as JSON gives it back."""
+        """What must be the same for a checkpoint to be resumed, as JSON gives it back."""
         shapes = {
             name: [list(value.shape), str(value.dtype)]
-            for name, value in weights_of(self.module).items()
+            for name, value in list_weights(self.module).items()
         }
-        scales = {name: self.scale(name) for name, _ in trained(self.module)}
+        scales = {name: self.scale(name) for name in list_trained(self.module)}
         own = {
             "seed": seed,
             "steps": self.steps,
@@ -126,8 +125,8 @@ class Task:
             "model": digest(shapes),
             "rates": digest(scales),
         }
-        found: dict[str, object] = json.loads(json.dumps(facts))
-        return found
+        as_read: dict[str, object] = json.loads(json.dumps(facts))
+        return as_read
 
 
 @dataclass(frozen=True)
@@ -146,15 +145,14 @@ def train(
     seed: int,
     resume: bool,
     save: Callable[[nn.Module], object],
-    report: Report | None = None,
+    report: Notify | None = None,
 ) -> Outcome:
     """Train, give the module with the best weights to `save`, and remove the checkpoint.
 
-    `save` writes into `folder`, model.safetensors last. On ctrl-C the step is finished, a checkpoint is written, and
-    KeyboardInterrupt goes on to the caller; a second ctrl-C stops at once.
+    `save` writes into `folder`, model.safetensors last. On Ctrl-C the step is finished, a
+    checkpoint is written, and KeyboardInterrupt is raised; a second Ctrl-C stops at once.
     """
-    place = Path(folder)
-    checkpoint = claim(place, resume)
+    checkpoint = claim_folder(Path(folder), resume)
     with repeatable(seed), stop_signal() as stopped, training_bar(task.steps) as show:
         run = Run(task, seed)
         if resume:
@@ -170,9 +168,9 @@ def train(
             if stopped():
                 run.write(checkpoint)
                 if report is not None:
-                    report(f"stopped at step {run.step} of {task.steps}; pass --resume to go on")
+                    report(f"stopped at step {run.step} of {task.steps}; pass --resume to continue")
                 raise KeyboardInterrupt
-        put(task.module, run.best)
+        load_weights(task.module, run.best)
         save(task.module.eval())
     with suppress(OSError):  # the model is whole: what cannot be removed does no harm
         checkpoint.unlink()
@@ -181,13 +179,16 @@ def train(
 
 
 class Run:
-    """Where a training stands: weights, their moving average, the optimiser, the best so far. All of it is in a checkpoint."""
+    """Where a training stands: weights, their moving average, the optimiser, the best so far.
+
+    A checkpoint holds all of it.
+    """
 
     def __init__(self, task: Task, seed: int) -> None:
         self.task = task
         self.fingerprint = task.fingerprint(seed)
-        self.optimiser = adamw(task)
-        self.average = copies(weights_of(task.module)) if task.average is not None else {}
+        self.optimiser = make_adamw(task)
+        self.average = copy_weights(task.module) if task.average is not None else {}
         self.best: Tensors = {}
         self.step = 0
         self.best_accuracy = -math.inf
@@ -207,11 +208,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long it took until now, in all sittings."""
+        """How long it has taken so far, in all sittings."""
         return self.earlier + time.monotonic() - self.start
 
     def take_step(self) -> float:
-        """One batch, one step down; returns the batch's loss."""
+        """Take one step on one batch; return the batch's loss."""
         task = self.task
         share = task.optimiser.rate_at(self.step, task.steps)
         for group in self.optimiser.param_groups:
@@ -220,11 +221,12 @@ class Run:
         value = float(loss.detach())
         if not math.isfinite(value):
             raise OptionError(
-                f"the loss must stay finite; got {value} at step {self.step + 1}: lower the learning rate"
+                f"the loss must stay finite; got {value} at step {self.step + 1}: "
+                "lower the learning rate"
             )
         self.optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_([each for _, each in trained(task.module)], task.optimiser.clip)
+        nn.utils.clip_grad_norm_(list_trained(task.module).values(), task.optimiser.clip)
         self.optimiser.step()
         self.step += 1
         self.total_loss += value
@@ -233,32 +235,35 @@ class Run:
         return value
 
     def move_average(self) -> None:
-        """Each averaged weight moves a little towards the present one; what is no float is just copied."""
+        """Move each averaged weight a little towards the present one; copy what is no float."""
         if self.task.average is None:
             return
         decay = min(self.task.average, (1 + self.step) / (AVERAGE_WARM_UP + self.step))
         with torch.no_grad():
-            for name, value in weights_of(self.task.module).items():
+            for name, value in list_weights(self.task.module).items():
                 if value.is_floating_point():
                     self.average[name].lerp_(value, 1 - decay)
                 else:
                     self.average[name].copy_(value)
 
     def measure(self) -> str:
-        """Accuracy on dev now; the best weights are kept. Returns what to report."""
+        """Measure accuracy on dev, and keep the best weights; return what to report."""
         module = self.task.module
         with evaluating(module), torch.no_grad(), holding(module, self.average):
             accuracy = float(self.task.measure())
             if accuracy > self.best_accuracy:
-                self.best, self.best_accuracy, self.stale = copies(weights_of(module)), accuracy, 0
+                self.best, self.best_accuracy, self.stale = copy_weights(module), accuracy, 0
             else:
                 self.stale += 1
         loss = self.total_loss / self.summed
         self.total_loss, self.summed = 0.0, 0
-        return f"step {self.step} of {self.task.steps}: loss {loss:.4f}, dev accuracy {accuracy:.4f} (best {self.best_accuracy:.4f})"
+        return (
+            f"step {self.step} of {self.task.steps}: loss {loss:.4f}, "
+            f"dev accuracy {accuracy:.4f} (best {self.best_accuracy:.4f})"
+        )
 
     def write(self, path: Path) -> None:
-        """All of it to one file: the tensors, and in its metadata the rest."""
+        """Write all of it to one file: the tensors, and the rest in its metadata."""
         from safetensors.torch import save as to_bytes
 
         slots = self.optimiser.state_dict()["state"]
@@ -268,7 +273,7 @@ class Run:
             for name, value in slot.items()
         }
         parts = {
-            "now": weights_of(self.task.module),
+            "now": list_weights(self.task.module),
             "average": self.average,
             "best": self.best,
             "optimiser": moments,
@@ -287,19 +292,19 @@ class Run:
             "total_loss": self.total_loss,
             "summed": self.summed,
             "seconds": self.seconds,
-            "checksum": checksum(tensors),
+            "checksum": compute_checksum(tensors),
         }
         data = to_bytes(tensors, {"attnflow": json.dumps(facts)})
         write_file(path, lambda file: write_through(file, data))
 
     def restore(self, path: Path) -> None:
-        """Go back to where a checkpoint was written."""
+        """Return to where a checkpoint was written."""
         tensors, facts = read_checkpoint(path)
-        agree(path, facts["fingerprint"], self.fingerprint)
-        put(self.task.module, part_of(tensors, "now"))
-        self.average, self.best = part_of(tensors, "average"), part_of(tensors, "best")
+        check_options(path, facts["fingerprint"], self.fingerprint)
+        load_weights(self.task.module, select_part(tensors, "now"))
+        self.average, self.best = select_part(tensors, "average"), select_part(tensors, "best")
         slots: dict[int, Tensors] = {}
-        for name, value in part_of(tensors, "optimiser").items():
+        for name, value in select_part(tensors, "optimiser").items():
             place, slot = name.split(".")
             slots.setdefault(int(place), {})[slot] = value
         self.optimiser.load_state_dict(
@@ -307,34 +312,32 @@ class Run:
         )
         torch.set_rng_state(tensors["random"])
         self.step, self.stale = facts["step"], facts["stale"]
-        self.total_loss, self.summed, self.earlier = (
-            facts["total_loss"],
-            facts["summed"],
-            facts["seconds"],
-        )
+        self.total_loss, self.summed = facts["total_loss"], facts["summed"]
+        self.earlier = facts["seconds"]
         self.best_accuracy = -math.inf if facts["best_accuracy"] is None else facts["best_accuracy"]
 
 
-# ---- weights --------------------------------------------------------------------------------------------------------------------
+# ---- weights -------------------------------------------------------------------------------------
 
 
-def weights_of(module: nn.Module) -> Tensors:
+def list_weights(module: nn.Module) -> Tensors:
     """Parameters and buffers, by name; each once, even if it has two names."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def trained(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters that are not frozen."""
-    return [(name, value) for name, value in module.named_parameters() if value.requires_grad]
+def list_trained(module: nn.Module) -> Tensors:
+    """The parameters that are not frozen, by name."""
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
 
 
-def copies(weights: Tensors) -> Tensors:
-    return {name: value.detach().clone() for name, value in weights.items()}
+def copy_weights(module: nn.Module) -> Tensors:
+    """Copies of a module's weights, by name."""
+    return {name: value.detach().clone() for name, value in list_weights(module).items()}
 
 
-def put(module: nn.Module, weights: Tensors) -> None:
+def load_weights(module: nn.Module, weights: Tensors) -> None:
     """Copy weights into a module."""
-    own = weights_of(module)
+    own = list_weights(module)
     with torch.no_grad():
         for name, value in weights.items():
             own[name].copy_(value)
@@ -342,17 +345,17 @@ def put(module: nn.Module, weights: Tensors) -> None:
 
 @contextmanager
 def holding(module: nn.Module, weights: Tensors) -> Iterator[None]:
-    """A block in which the module has other weights; with none given, its own."""
-    own = copies(weights_of(module)) if weights else {}
-    put(module, weights)
+    """A block in which the module has other weights; its own if none are given."""
+    own = copy_weights(module) if weights else {}
+    load_weights(module, weights)
     try:
         yield
     finally:
-        put(module, own)
+        load_weights(module, own)
 
 
-def adamw(task: Task) -> torch.optim.Optimizer:
-    """AdamW with one group a parameter, so that each has its own rate; only matrices decay."""
+def make_adamw(task: Task) -> torch.optim.Optimizer:
+    """AdamW with one group per parameter, so that each has its own rate; only matrices decay."""
     full = task.optimiser.learning_rate
     decay = task.optimiser.weight_decay
     groups = [
@@ -361,86 +364,13 @@ def adamw(task: Task) -> torch.optim.Optimizer:
             "full_rate": full * task.scale(name),
             "weight_decay": decay if value.ndim > 1 else 0.0,
         }
-        for name, value in trained(task.module)
+        for name, value in list_trained(task.module).items()
     ]
-    return torch.optim.AdamW(
-        groups, lr=full, betas=(0.9, task.optimiser.inertia), fused=True
-    )  # the same steps, nine times as fast as the loop over parameters
-
-
-# ---- the process ----------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def repeatable(seed: int) -> Iterator[None]:
-    """A block in which torch's random numbers follow from the seed, and sums are taken in a fixed order; afterwards all is as before."""
-    before = torch.are_deterministic_algorithms_enabled()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before)
-
-
-@contextmanager
-def stop_signal() -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether ctrl-C was pressed: so a step is never broken off halfway. The second one interrupts."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set  # other threads get no signals
-        return
-
-    def note(number: int, frame: object) -> None:
-        pressed.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def training_bar(total: int) -> Iterator[Callable[[int, float, float], None]]:
-    """Give a function to be told (step, loss, best accuracy); a bar on standard error shows them, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda step, loss, accuracy: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    figures = TextColumn("loss {task.fields[loss]:.3f}, dev {task.fields[accuracy]}")
-    columns = (
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        figures,
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("", total=total, loss=math.nan, accuracy="-")
-
-        def show(step: int, loss: float, accuracy: float) -> None:
-            bar.update(
-                line,
-                completed=step,
-                loss=loss,
-                accuracy=f"{accuracy:.3f}" if math.isfinite(accuracy) else "-",
-            )
-
-        yield show
+    # fused: the same steps, nine times as fast as a loop over parameters
+    return torch.optim.AdamW(groups, lr=full, betas=(0.9, task.optimiser.inertia), fused=True)
 
 
 def require(name: str, value: object, rule: str, kept: bool) -> None:
+    """Refuse a value that breaks a rule."""
     if not kept:
         raise OptionError(f"{name} must be {rule}; got {value}")

@@ -1,0 +1,105 @@
+"""What all kernels share: how they are compiled, and sets of nodes as bits."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+Bits = npt.NDArray[np.uint64]
+ONE = np.uint64(1)
+
+# A kernel is compiled by itself, and kept on disk if there is a place for it. A part is inlined
+# into kernels, so that cutting them into short functions costs nothing. Neither allocates memory,
+# so both do without numba's runtime (`_nrt`), which would count references to every array that a
+# part is given: atomic operations that make the search eight times slower.
+#
+# The cache on disk notices a change of the file in which a kernel stands, and no change of this
+# file: after an edit here, empty the `__pycache__` beside it.
+OPTIONS = {"nogil": True, "_nrt": False}
+part = njit(forceinline=True, **OPTIONS)
+
+
+def kernel(function: Any) -> Any:
+    """Compile a function when it is first called, or find it on disk."""
+    try:
+        return njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:  # a read-only installation and no home to write to
+        return njit(**OPTIONS)(function)
+
+
+# ---- sets of nodes of one layer: nodes [word], 64 to a word -------------------------------------
+
+
+def pack(members: npt.NDArray[np.bool_]) -> Bits:
+    """[..., word] from members [..., node]."""
+    *others, nodes = members.shape
+    words = (nodes + 63) // 64
+    padded = np.zeros((*others, 64 * words), bool)
+    padded[..., :nodes] = members
+    octets = np.packbits(padded, bitorder="little")
+    return octets.view("<u8").astype(np.uint64, copy=False).reshape(*others, words)
+
+
+def unpack(words: Bits, nodes: int) -> npt.NDArray[np.bool_]:
+    """Members [..., node] from [..., word]."""
+    octets = words.astype("<u8", copy=False).view(np.uint8)
+    return np.unpackbits(octets, axis=-1, count=nodes, bitorder="little").view(bool)
+
+
+@intrinsic
+def count_trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """The place of the lowest bit set in a word that is not 0: one instruction."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+@part
+def bit(u):
+    """The bit of node u within its word, which is word number `u >> 6`."""
+    return ONE << np.uint64(u & 63)
+
+
+@part
+def lowest(word, bits):
+    """The node of the lowest bit set in word number `word`, whose bits are not all 0."""
+    return (word << 6) + count_trailing_zeros(bits)
+
+
+@part
+def insert(nodes, u):
+    """Put node u into a set."""
+    nodes[u >> 6] |= bit(u)
+
+
+@part
+def remove(nodes, u):
+    """Take node u out of a set."""
+    nodes[u >> 6] &= ~bit(u)
+
+
+@part
+def holds(nodes, u):
+    """Whether node u is in a set."""
+    return nodes[u >> 6] & bit(u) != 0
+
+
+@part
+def share(nodes, others, u):
+    """Whether node u is in both sets."""
+    return nodes[u >> 6] & others[u >> 6] & bit(u) != 0
+
+
+@part
+def find_shared(nodes, others):
+    """The first node that is in both sets, or -1."""
+    for word in range(nodes.shape[0]):
+        bits = nodes[word] & others[word]
+        if bits:
+            return lowest(word, bits)
+    return -1
