@@ -1,8 +1,8 @@
 """`LayerMix`: what one layer mixed, and the proof that nothing is missing.
 
 A model runs as it is, while hooks keep what its wiring (models/wiring.py) names. When the residual
-stream after an attention has been seen, its `LayerMix` is made, checked, handed to whoever asked, and
-let go: one layer is in memory at a time.
+stream after an attention has been seen, its `LayerMix` is made, checked, handed to whoever asked,
+and let go: one layer is in memory at a time.
 
 The proof, per position: what the heads' values and the projection give, weighted by attention, is
 the branch that was observed; and the residual plus the branch is the stream that was observed. A
@@ -34,7 +34,8 @@ class LayerMix:
 
     The part of the stream at query i that comes from key j is
 
-        part(i, j) = sum over heads of weights[head, i, j] * vectors[head, j] + [j is own[i]] * residual[i]
+        part(i, j) = sum over heads of weights[head, i, j] * vectors[head, j]
+                     + residual[i] if j is own[i]
 
     and all parts, with a constant that no key brought, sum to `stream`. Norms and factors that lie
     between (of the branch, or of the stream where a block norms last) are linear once their scale
@@ -60,8 +61,6 @@ class LayerMix:
         [query, model width]: the residual stream after attention.
     own
         [query]: the key that is the query itself.
-    visible
-        [query, key]: which keys a query may see.
     gradient
         [head, query, key]: of the target by each weight; None if it was not asked for.
     """
@@ -155,7 +154,7 @@ def check_parts(
         )
 
 
-# ---- listening ------------------------------------------------------------------------------------
+# ---- listening ----------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -176,7 +175,7 @@ Finish = Callable[[int, Pending], None]
 
 @contextmanager
 def follow_layers(model: Any, wirings: Sequence[Wiring], finish: Finish) -> Iterator[None]:
-    """While this lasts, `finish` is told of each attention layer of this thread's pass, in order."""
+    """While this lasts, `finish` is told of each attention layer of this thread, in order."""
     import torch
 
     modules = dict(model.named_modules())
@@ -298,7 +297,7 @@ def spread_groups(value: "torch.Tensor", heads: int) -> "torch.Tensor":
     return value.repeat_interleave(heads // value.shape[1], dim=1)
 
 
-# ---- from what was seen to a mix --------------------------------------------------------------------
+# ---- from what was seen to a mix ----------------------------------------------------------------
 
 
 def make_mix(

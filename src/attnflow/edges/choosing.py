@@ -31,8 +31,8 @@ class EdgeWeight:
     compute
         A function of a `LayerMix`; returns [query, key], or [head, query, key], which is fused.
     residual
-        "inside": the weights hold the residual connection. "mixed": it is mixed in as for attention,
-        and rows sum to 1.
+        "inside": the weights hold the residual connection. "mixed": it is mixed in as for
+        attention, and rows sum to 1.
     gradient
         Whether it needs the gradient of a target.
     identity
@@ -46,7 +46,15 @@ class EdgeWeight:
     identity: bool = False
 
     def weigh(self, mix: LayerMix, heads: str = "mean") -> Floats:
-        """[query, key] of one layer, checked. heads: how to fuse them, where they are given."""
+        """[query, key] of one layer, checked.
+
+        Parameters
+        ----------
+        mix
+            What the layer mixed.
+        heads
+            "mean", "max" or "min", where `compute` gives every head.
+        """
         values = call_own(f"edges {self.name!r} of {mix.name}", self.compute, mix)
         values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
         try:

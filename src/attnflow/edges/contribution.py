@@ -1,7 +1,8 @@
-"""`contribution`: how much nearer a part brings the stream to what it is (ALTI, Ferrando et al. 2022).
+"""`contribution`: how much nearer a part brings the stream to what it is (ALTI).
 
 The edge from query i to key j weighs max(0, |y_i| - |y_i - part(i, j)|), |.| the sum of absolute
-values, y_i the stream after attention; rows sum to 1. That does not factor as lengths do, so each
+values, y_i the stream after attention; rows sum to 1 (Ferrando et al. 2022; clipped as in
+Ferrando and Voita 2024). That does not factor as lengths do, so each
 part is built, in one loop that holds a single part at a time.
 """
 

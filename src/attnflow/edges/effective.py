@@ -1,9 +1,9 @@
 """`effective`: attention without the part that no output depends on (Brunner et al. 2020).
 
-The output of a head is W F, with F [key, model width] the projected values. Where there are more keys
-than F has dimensions, rows of W have a part in the left null space of F, which changes nothing: it is
-taken away. Each row sees some keys only (a causal mask, a window, padding), so its null space is that
-of these keys' values, and nothing appears on a hidden key.
+The output of a head is W F, with F [key, model width] the projected values. Where there are more
+keys than F has dimensions, rows of W have a part in the left null space of F, which changes
+nothing: it is taken away. Each row sees some keys only (a causal mask, a window, padding), so its
+null space is that of these keys' values, and nothing appears on a hidden key.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ RANK = 1e-6  # a direction of values this small beside the largest is none
 
 
 def weigh_effective(mix: LayerMix) -> "torch.Tensor":
-    """[head, query, key]: attention projected on what values can tell apart; entries of any sign."""
+    """[head, query, key]: attention projected on what values tell apart; of any sign."""
     import torch
 
     visible = mix.visible  # [query, key]

@@ -1,8 +1,9 @@
 """`norm`: how long the part is that a key brought (Kobayashi et al. 2021).
 
-The length of a sum of vectors needs their products only. Treat the residual as one more head: with a
-the weights of query i on key j, one per head, and G_j the Gram matrix of the heads' vectors of key j,
-the length of the part is the root of a' G_j a. So no part [query, key, width] is ever built.
+The length of a sum of vectors needs their products only. Treat the residual as one more head: with
+a the weights of query i on key j, one per head, and G_j the Gram matrix of the heads' vectors of
+key j, the length of the part is the root of a' G_j a. So no part [query, key, width] is ever
+built.
 """
 
 from typing import TYPE_CHECKING

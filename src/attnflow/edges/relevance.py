@@ -1,7 +1,7 @@
 """`gradient`: attention that the target depends on (Chefer, Gur and Wolf 2021).
 
-A_bar is the mean over heads of the positive part of W times its gradient; the graph is I + A_bar, not
-normalised, and its rollout is their relevance.
+A_bar is the mean over heads of the positive part of W times its gradient; the graph is I + A_bar,
+not normalised, and its rollout is their relevance.
 """
 
 from typing import TYPE_CHECKING

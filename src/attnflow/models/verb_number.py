@@ -62,8 +62,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """What a query takes in [sequence, query, head, width], and its weights.
 
-    Called as transformers' attention functions are, so that it is listened to as they are. mask: True
-    for keys that are seen.
+    Called as transformers' attention functions are, so that it is listened to as they are. mask:
+    True for keys that are seen.
     """
     scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
     if mask is not None:

@@ -1,10 +1,10 @@
 """How attention stands in a model's blocks: what carries its output, and what it is added to.
 
 No table of families says it: a model is traced once, on a short input, and arithmetic says it. The
-output of attention enters a projection; what leaves it, the *branch*, may pass a norm or a factor; a
-later state equals an earlier one plus the branch, and these two are the residual stream before and
-after. Where no such sum is seen, attention stands otherwise than anybody has looked at, and what
-builds on the wiring is refused, by the attention's name.
+output of attention enters a projection; what leaves it, the *branch*, may pass a norm or a factor;
+a later state equals an earlier one plus the branch, and these two are the residual stream before
+and after. Where no such sum is seen, attention stands otherwise than anybody has looked at, and
+what builds on the wiring is refused, by the attention's name.
 """
 
 from collections.abc import Iterator
