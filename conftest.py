@@ -1,4 +1,4 @@
-"""Examples in docstrings and README run in an empty folder, so that the files they write are nobody's."""
+"""Examples in docstrings and README run in an empty folder: what they write is nobody's."""
 
 import os
 import warnings

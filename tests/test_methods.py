@@ -571,7 +571,7 @@ def test_results_become_tables_and_files(tmp_path: Path) -> None:
         assert result.save(tmp_path / f"result.{ending}").exists()
     lines = (tmp_path / "result.csv").read_text().splitlines()
     assert lines[0] == ",".join([*columns, "source"])
-    assert float(lines[1].split(",")[-1]) == result.values[0, 0, 0]
+    assert float(lines[1].split(",")[6]) == result.values[0, 0, 0]
     read = json.loads((tmp_path / "result.json").read_text())
     assert np.array_equal(read["values"], result.values)
     assert read["tokens"] == list("abcdef")

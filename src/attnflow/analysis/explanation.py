@@ -62,9 +62,9 @@ class Explanation(Table):
         Where the numbers came from.
 
     >>> import attnflow as af
-    >>> explanation = af.explain("the key to the cabinets", methods=["rollout"], importance=())
+    >>> explanation = af.explain("the keys to the house", methods=["rollout"], importance=())
     >>> explanation.results["rollout"].top(1, position=0)[0][1]
-    'key'
+    'keys'
     """
 
     columns: ClassVar = ("method", "layer", "position", "query", "key", "token", "value")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
-from attnflow.core.checks import check_integers
+from attnflow.core.checks import check_count, check_integers
 from attnflow.core.files import by_ending, dump_json
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
 from attnflow.core.provenance import Source
@@ -194,8 +194,7 @@ class TokenAttention(Table):
         layer
             As in `at`.
         """
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-            raise OptionError(f"top takes a whole number, at least 1; got {k!r}")
+        k = check_count("k", k)
         row = self.at(self._default_position if position is None else position, layer)
         return [
             (int(key), self.tokens[key], float(row[key]))
