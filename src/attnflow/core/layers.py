@@ -63,7 +63,7 @@ class Layers:
         if isinstance(place, slice):
             return Layers(self.weights[place], self.factors[place], self.diagonal[place])
         edges: Floats = self.factors[place][:, None] * self.weights[place]
-        edges.reshape(-1)[:: len(edges) + 1] += self.diagonal[place]
+        np.einsum("ii->i", edges)[:] += self.diagonal[place]  # a view of the diagonal, in any order
         return edges
 
     def rows(self, layer: int, queries: Sequence[int] | Array) -> Floats:
