@@ -16,6 +16,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -217,6 +218,8 @@ def run_tests(project: Path, file: str, source: bytes, seconds: float = ASLEEP) 
         tests = subprocess.run(
             command, cwd=project, env=environment, capture_output=True, timeout=ASLEEP
         )
+        if tests.returncode == -signal.SIGTERM:  # which neither limit sends
+            raise RuntimeError("the tests were ended from outside, which says nothing about them")
         return {0: "passed", 1: "failed"}.get(min(tests.returncode, 1), "stopped")
     except subprocess.TimeoutExpired:
         return "stopped"
