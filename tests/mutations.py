@@ -41,7 +41,7 @@ TESTS = {
     "core/files.py": ["tests/test_files.py", "tests/test_graph.py"],
     **{
         f"core/{name}.py": ["tests/test_maxflow.py"]
-        for name in ("bounds", "flows", "kernels", "maxflow", "mincut")
+        for name in ("bounds", "capacities", "flows", "kernels", "maxflow", "mincut")
     },
     "core/memory.py": [],
     "core/provenance.py": [],

@@ -111,8 +111,9 @@ except af.MissingExtraError as error:
 
 
 def test_the_kernels_know_numpy_numba_and_the_layers_only() -> None:
-    known = {f"attnflow.core.{name}" for name in ("arrays", "layers", "kernels", "maxflow")}
-    for name in ("kernels", "maxflow", "bounds", "mincut"):
+    kernels = ("kernels", "capacities", "maxflow", "bounds", "mincut")
+    known = {f"attnflow.core.{name}" for name in ("arrays", "layers", *kernels)}
+    for name in kernels:
         tree = ast.parse((SOURCE / "core" / f"{name}.py").read_text())
         modules = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         modules |= {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import attnflow as af
 from attnflow.core import flows
 from attnflow.core.bounds import bound_from_below
+from attnflow.core.capacities import TINY, find_ways
 from attnflow.core.flows import (
     Problem,
     find_waist,
@@ -20,7 +21,7 @@ from attnflow.core.flows import (
     raise_,
     settle,
 )
-from attnflow.core.kernels import pack, unpack
+from attnflow.core.kernels import unpack
 from attnflow.core.layers import Layers
 from attnflow.core.masks import is_causal
 from attnflow.core.mincut import one_flow
@@ -448,12 +449,14 @@ def test_progress_is_told_and_ends_at_the_total() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 63, 64, 65, 130])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_sets_of_nodes_are_the_same_after_packing(nodes: int, steps: int) -> None:
-    members = np.random.default_rng(nodes).random((steps, nodes)) < 0.5
-    words = pack(members)
-    assert words.shape == (steps, (nodes + 63) // 64)
-    assert (unpack(words, nodes) == members).all()
-    for row, bits in zip(members, words, strict=True):
-        assert sum(int(word) << 64 * place for place, word in enumerate(bits)) == sum(
-            1 << int(node) for node in np.flatnonzero(row)
+def test_the_bits_of_edges_are_those_that_can_carry_something(nodes: int, steps: int) -> None:
+    rng = np.random.default_rng(nodes)
+    edges = rng.random((steps, nodes, nodes)) * (rng.random((steps, nodes, nodes)) < 0.5)
+    edges *= rng.choice([1.0, 1e-17], edges.shape)
+    ways = find_ways(Layers.of_edges(edges).held)
+    assert ways.shape == (steps, nodes, (nodes + 63) // 64)
+    assert (unpack(ways, nodes) == (edges > TINY)).all()
+    for row, words in zip(edges.reshape(-1, nodes), ways.reshape(-1, ways.shape[2]), strict=True):
+        assert sum(int(word) << 64 * place for place, word in enumerate(words)) == sum(
+            1 << int(node) for node in np.flatnonzero(row > TINY)
         )

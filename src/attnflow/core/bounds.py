@@ -3,8 +3,8 @@
 import numpy as np
 
 from attnflow.core.arrays import Floats
+from attnflow.core.capacities import TINY
 from attnflow.core.kernels import kernel, part
-from attnflow.core.maxflow import TINY
 
 
 # Two edges in a row. Each path source -> u -> target stands alone, so it carries the smaller of

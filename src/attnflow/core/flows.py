@@ -21,14 +21,13 @@ import numpy.typing as npt
 
 from attnflow.core.arrays import Array, Floats
 from attnflow.core.bounds import bound_from_below, two_layers
+from attnflow.core.capacities import find_ways, measure_evenness, usable
 from attnflow.core.layers import Layers, as_layers
 from attnflow.core.maxflow import (
     MET,
     Network,
     make_network,
     search_pairs,
-    usable,
-    ways_of,
 )
 
 Tick = Callable[[int, int], None]  # told how much is done, and of how much
@@ -127,10 +126,10 @@ class Problem:
 # out of the window, so it meets no bound.
 def find_waist(problem: Problem) -> Problem | None:
     """A waist where a few probes meet their bounds, or None."""
-    steps, nodes, _ = problem.inner.shape
+    steps = len(problem.inner)
     if problem.causal or steps < WORTH_A_WAIST:
         return None
-    evenness = np.array([np.minimum(step, 1 / nodes).sum() for step in problem.inner])
+    evenness = measure_evenness(problem.inner.held)
     places = sorted(
         range(1, steps - WAIST), key=lambda place: -evenness[place : place + WAIST].sum()
     )
@@ -158,10 +157,11 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
     steps, nodes, _ = problem.inner.shape
     block = max(1, BLOCK_NODES // (nodes * (steps + 1)))
     starts = range(0, flows.size, block)
-    ways = ways_of(problem.inner)
+    inner = problem.inner.held
+    ways = find_ways(inner)
     networks: queue.SimpleQueue[Network] = queue.SimpleQueue()
     for _ in range(min(workers, len(starts))):
-        networks.put(make_network(problem.inner, ways))
+        networks.put(make_network(inner, ways))
 
     def search_block(start: int) -> None:
         mine = networks.get()

@@ -16,8 +16,8 @@ ONE = np.uint64(1)
 # so both do without numba's runtime (`_nrt`), which would count references to every array that a
 # part is given: atomic operations that make the search eight times slower.
 #
-# The cache on disk notices a change of the file in which a kernel stands, and no change of this
-# file: after an edit here, empty the `__pycache__` beside it.
+# The cache on disk notices a change of the file in which a kernel stands, and no change of a part
+# in another: after an edit of a part here or in capacities.py, empty the `__pycache__` beside it.
 OPTIONS = {"nogil": True, "_nrt": False}
 part = njit(forceinline=True, **OPTIONS)
 
@@ -31,16 +31,6 @@ def kernel(function: Any) -> Any:
 
 
 # ---- sets of nodes of one layer: nodes [word], 64 to a word -------------------------------------
-
-
-def pack(members: npt.NDArray[np.bool_]) -> Bits:
-    """[..., word] from members [..., node]."""
-    *others, nodes = members.shape
-    words = (nodes + 63) // 64
-    padded = np.zeros((*others, 64 * words), bool)
-    padded[..., :nodes] = members
-    octets = np.packbits(padded, bitorder="little")
-    return octets.view("<u8").astype(np.uint64, copy=False).reshape(*others, words)
 
 
 def unpack(words: Bits, nodes: int) -> npt.NDArray[np.bool_]:

@@ -72,13 +72,6 @@ class Layers:
         rows[np.arange(len(rows)), queries] += self.diagonal[layer, queries]
         return rows
 
-    def to_array(self) -> Floats:
-        """[layer, query, key]: all edges in float64, a new array."""
-        edges: Floats = np.multiply(self.factors[..., None], self.weights, dtype=np.float64)
-        own = np.arange(self.shape[1])
-        edges[:, own, own] += self.diagonal
-        return edges
-
     def blocks(self) -> list[slice]:
         """The queries of a layer, so many together that their rows have about BLOCK numbers."""
         _, queries, keys = self.shape

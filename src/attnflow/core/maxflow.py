@@ -13,7 +13,7 @@ The form in which it is solved
         supply[u]      = edges[depth-1, source, u]    what enters node u of inner layer top
         inner[i, u, v] = edges[i+1, u, v]             what fits from node u of inner layer i+1
                                                       down to node v of inner layer i;
-                                                      `capacity` reads it as it is held
+                                                      see capacities.py
         demand[v]      = edges[0, v, target]          what node v of inner layer 0 can hand on
 
     Supply and demand may be any two vectors: that is how flows.py cuts a deep problem down to a
@@ -45,6 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
+from attnflow.core.capacities import TINY, capacity, copy_capacities
 from attnflow.core.kernels import (
     ONE,
     Bits,
@@ -53,14 +54,12 @@ from attnflow.core.kernels import (
     insert,
     kernel,
     lowest,
-    pack,
     part,
     remove,
     share,
 )
-from attnflow.core.layers import Held, Layers
+from attnflow.core.layers import Held
 
-TINY = 2.0**-52  # a capacity of at most this part of the largest row sum carries nothing
 MET = 1e-13  # a flow this close to a cut has met it, and the cut's capacity is the answer
 
 # ---- the network, and how far its nodes are from demand ------------------------------------------
@@ -69,7 +68,7 @@ MET = 1e-13  # a flow this close to a cut has met it, and the cut's capacity is 
 class Network(NamedTuple):
     """The graph between supply and demand, and the flow that a search sends through it."""
 
-    inner: Held  # [step, upper, lower]: the capacities, read by `capacity`
+    inner: Held  # [step, upper, lower]: the capacities, as they are held
     ways: Bits  # [step, upper, word]: lower nodes to which an edge can carry anything
     supply: Floats  # [node]: what is still to be sent
     demand: Floats  # [node]: what can still be taken in
@@ -134,15 +133,6 @@ def is_near(layer, u, climbs, net):
 # ---- sending along one edge ----------------------------------------------------------------------
 
 
-# In float64 only what is unused stands as a whole; layers.py says why.
-@part
-def capacity(step, u, v, net):
-    """What fits from node u above a step to node v below it."""
-    inner = net.inner
-    amount = inner.factors[step, u] * inner.weights[step, u, v]
-    return amount + inner.diagonal[step, u] if u == v else amount
-
-
 # What rounding leaves of a full edge carries nothing: its bit in `down` goes.
 @part
 def use(step, u, v, amount, net):
@@ -158,7 +148,7 @@ def use(step, u, v, amount, net):
 @part
 def take_back(step, u, v, amount, net):
     """Take an amount back that was sent down the edge from u to v."""
-    unused, whole = net.unused[step, u, v] + amount, capacity(step, u, v, net)
+    unused, whole = net.unused[step, u, v] + amount, capacity(net.inner, step, u, v)
     net.unused[step, u, v] = unused
     insert(net.down[step, u], v)
     if unused >= whole - TINY:
@@ -191,9 +181,9 @@ def find_upper(layer, u, climbs, net):
     upper, near = net.up[layer, u], net.near[climbs - 1, layer + 1]
     while True:
         v = find_shared(upper, near)
-        if v < 0 or capacity(layer, v, u, net) - net.unused[layer, v, u] > TINY:
+        if v < 0 or capacity(net.inner, layer, v, u) - net.unused[layer, v, u] > TINY:
             return v
-        net.unused[layer, v, u] = capacity(layer, v, u, net)
+        net.unused[layer, v, u] = capacity(net.inner, layer, v, u)
         remove(upper, v)
 
 
@@ -264,7 +254,7 @@ def extend(tip, column, net):
     if layer < net.up.shape[0] and climbs > 0:
         v = find_upper(layer, u, climbs, net)
         if v >= 0:
-            flow = capacity(layer, v, u, net) - net.unused[layer, v, u]
+            flow = capacity(net.inner, layer, v, u) - net.unused[layer, v, u]
             push(tip + 1, layer + 1, v, climbs - 1, min(rest, flow), net)
             return True
     remove(net.near[climbs, layer], u)
@@ -359,7 +349,7 @@ def restore_node(step, v, net):
         net.up[step, v, word] = 0
         while bits:
             u = lowest(word, bits)
-            net.unused[step, u, v] = capacity(step, u, v, net)
+            net.unused[step, u, v] = capacity(net.inner, step, u, v)
             bits &= bits - ONE
 
 
@@ -395,25 +385,16 @@ def search_pairs(start, stop, supplies, demands, causal, bounds, flows, net):
 # ---- what a search needs -------------------------------------------------------------------------
 
 
-def ways_of(inner: Layers) -> Bits:
-    """[step, upper, word]: the edges that can carry something, as bits."""
-    steps, nodes, _ = inner.shape
-    ways = np.empty((steps, nodes, (nodes + 63) // 64), np.uint64)
-    for step, capacities in enumerate(inner):
-        ways[step] = pack(capacities > TINY)
-    return ways
-
-
-def make_network(inner: Layers, ways: Bits) -> Network:
+def make_network(inner: Held, ways: Bits) -> Network:
     """A network without flow, whose supply and demand are still to be set; one per worker."""
     steps, nodes, words = ways.shape
     longest = nodes * (steps + 1)  # a path meets no node twice
     return Network(
-        inner=inner.held,
+        inner=inner,
         ways=ways,
         supply=np.empty(nodes),
         demand=np.empty(nodes),
-        unused=inner.to_array(),
+        unused=copy_capacities(inner),
         down=ways.copy(),
         up=np.zeros(ways.shape, np.uint64),
         near=np.empty((longest, steps + 1, words), np.uint64),
@@ -422,8 +403,3 @@ def make_network(inner: Layers, ways: Bits) -> Network:
         want=np.empty(longest + 1),
         sent=np.empty(longest + 1),
     )
-
-
-def usable(capacities: Floats) -> Floats:
-    """The same capacities, on the scale of 1, with 0 for those that carry nothing."""
-    return np.ascontiguousarray(np.where(capacities > TINY, capacities, 0.0))

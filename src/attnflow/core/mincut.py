@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Array, Floats
+from attnflow.core.capacities import find_ways, usable
 from attnflow.core.kernels import unpack
 from attnflow.core.layers import Layers, as_layers
-from attnflow.core.maxflow import make_network, search, usable, ways_of
+from attnflow.core.maxflow import make_network, search
 
 
 def one_flow(
@@ -38,7 +39,7 @@ def one_flow(
         flow[0, source, group] = draining[source]
     else:
         inner = edges[1:-1]
-        net = make_network(inner, ways_of(inner))
+        net = make_network(inner.held, find_ways(inner.held))
         row, column = usable(edges.rows(-1, [source]))[0], draining.sum(axis=1)
         net.supply[:], net.demand[:] = row, column
         search(np.inf, 0, nodes - 1, net)
