@@ -17,7 +17,7 @@ import pytest
 
 import attnflow as af
 from attnflow.core import memory, provenance
-from attnflow.core.files import read_lines, writable, write_file
+from attnflow.core.files import check_writable, read_lines, write_file
 from attnflow.core.flows import flows_from, flows_of_all_layers
 from attnflow.core.groups import list_numbers, read_groups
 from attnflow.core.provenance import Source, list_versions, read_versions
@@ -268,7 +268,7 @@ def test_where_nothing_can_be_written_is_said_once(name: str, message: str, tmp_
     (tmp_path / "folder").mkdir()
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     os.mkfifo(tmp_path / "pipe")
-    for write in (writable, lambda path: write_file(path, lambda file: None)):
+    for write in (check_writable, lambda path: write_file(path, lambda file: None)):
         with pytest.raises(af.FileError) as error:
             write(tmp_path / name)
         expected = message.format(str(tmp_path / name).rstrip("\0"), tmp_path)
@@ -334,12 +334,12 @@ def test_what_a_control_group_has_left_is_its_limit_without_caches(tmp_path: Pat
     second = make_group(
         tmp_path / "2", memory_max="900\n", memory_current="100\n", memory_stat=stat
     )
-    assert memory.left_in(second) == 900 - 100 + 30 + 4
+    assert memory.find_left(second) == 900 - 100 + 30 + 4
     files = {"memory_limit_in_bytes": "500", "memory_usage_in_bytes": "20"}
-    assert memory.left_in(make_group(tmp_path / "1", **files)) == 480
+    assert memory.find_left(make_group(tmp_path / "1", **files)) == 480
     free = make_group(tmp_path / "free", memory_max="max\n", memory_current="100\n")
-    assert memory.left_in(free) == float("inf")
-    assert memory.left_in(tmp_path / "missing") == float("inf")
+    assert memory.find_left(free) == float("inf")
+    assert memory.find_left(tmp_path / "missing") == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_control_groups_are_those_of_the_process_and_their_parents(
         return lines
 
     monkeypatch.setattr(Path, "read_text", read)
-    assert memory.control_groups(tmp_path) == [tmp_path / name for name in expected]
+    assert memory.list_control_groups(tmp_path) == [tmp_path / name for name in expected]
 
 
 @pytest.mark.parametrize(
@@ -381,9 +381,9 @@ def test_available_memory_is_the_least_that_anything_has_left(
 ) -> None:
     groups = {Path(str(number)): size for number, size in enumerate(left)}
     monkeypatch.setattr(memory, "read_numbers", lambda path: known)
-    monkeypatch.setattr(memory, "control_groups", lambda: list(groups))
-    monkeypatch.setattr(memory, "left_in", groups.__getitem__)
-    assert memory.available_memory() == expected
+    monkeypatch.setattr(memory, "list_control_groups", lambda: list(groups))
+    monkeypatch.setattr(memory, "find_left", groups.__getitem__)
+    assert memory.find_available_memory() == expected
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_available_memory_is_the_least_that_anything_has_left(
 )
 def test_errors_about_memory_are_known(error: Exception, expected: bool) -> None:
     assert memory.is_of_memory(error) is expected
-    assert memory.in_gigabytes(1_234_567_890_123) == "1,234.6 GB"
+    assert memory.format_gigabytes(1_234_567_890_123) == "1,234.6 GB"
 
 
 # ---- provenance ---------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from attnflow.analysis.pipeline import (
 )
 from attnflow.analysis.report import Report, ScoredExample
 from attnflow.core.arrays import Floats
-from attnflow.core.checks import check_integers
+from attnflow.core.checks import check_count, check_integers
 from attnflow.core.custom import Choices, Method, call_own, check_name, name_function, read_methods
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS
@@ -112,9 +112,7 @@ def evaluate(
             "examples must be a list of texts, or of (text, label); got one text: put it in a list"
         )
     if limit is not None:
-        (limit,) = check_integers([limit], "limit")
-        if limit < 1:
-            raise OptionError(f"limit must be a whole number, at least 1; got {limit!r}")
+        limit = check_count("limit", limit)
     chosen = list(islice(examples, limit))
     if not chosen:
         raise OptionError("there must be at least one example; got none")

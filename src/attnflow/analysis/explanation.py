@@ -14,7 +14,7 @@ from attnflow.analysis.importance import Importance
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Method, accepts, run_method
-from attnflow.core.files import PICTURES, Writer, by_ending, dump_json, known_ending
+from attnflow.core.files import PICTURES, Writer, check_ending, dump_json, write_by_ending
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
@@ -210,8 +210,8 @@ class Explanation(Table):
             ".json": self._write_json,
             ".npz": self._write_npz,
         }
-        if known_ending(path, [*writers, *PICTURES]) in writers:
-            return by_ending(path, writers)
+        if check_ending(path, [*writers, *PICTURES]) in writers:
+            return write_by_ending(path, writers)
         from attnflow.show import figures
 
         return figures.compare_heatmaps(self).save(path)

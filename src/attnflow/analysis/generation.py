@@ -18,7 +18,7 @@ from attnflow.analysis.pipeline import GraphMaker, read_graph_maker
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, read_methods, run_method
-from attnflow.core.files import PICTURES, by_ending, dump_json, known_ending, write_file
+from attnflow.core.files import PICTURES, check_ending, dump_json, write_by_ending, write_file
 from attnflow.core.provenance import Source
 from attnflow.core.requests import NORMALIZATIONS
 from attnflow.core.results import measure_spread
@@ -163,7 +163,7 @@ class PromptAttention(Table):
         if self.source is not None:
             content["source"] = self.source.to_dict()
             arrays["source"] = np.array(self.source.to_json())
-        return by_ending(
+        return write_by_ending(
             path,
             {
                 ".csv": self._write_csv,
@@ -355,7 +355,7 @@ class Generation:
             What the page shows, or the one method that a picture does: names, or {name: function}.
             All of attnflow's on the page, rollout in a picture, if None.
         """
-        if known_ending(path, [".html", *PICTURES]) in PICTURES:
+        if check_ending(path, [".html", *PICTURES]) in PICTURES:
             from attnflow.show import figures
 
             return figures.generation(self.by("rollout" if methods is None else methods)).save(path)

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
-from attnflow.core.files import by_ending, dump_json
+from attnflow.core.files import dump_json, write_by_ending
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Panel, Table
 from attnflow.errors import OptionError
@@ -243,7 +243,7 @@ class Report(Table):
         def writer(form: Callable[[], str]) -> Callable[[Any], object]:
             return lambda file: file.write(form().encode(errors="backslashreplace"))
 
-        return by_ending(path, {ending: writer(form) for ending, form in forms.items()})
+        return write_by_ending(path, {ending: writer(form) for ending, form in forms.items()})
 
     def __repr__(self) -> str:
         names = f"{', '.join(self.methods)} against {', '.join(self.against)}"

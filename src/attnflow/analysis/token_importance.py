@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
-from attnflow.core.files import by_ending, dump_json
+from attnflow.core.files import dump_json, write_by_ending
 from attnflow.core.groups import Group, sum_groups, word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Panel, Table, format_number
@@ -110,7 +110,7 @@ class Importance(Table):
         path
             A file that ends in .csv (one line per token), .json or .npz.
         """
-        return by_ending(
+        return write_by_ending(
             path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
         )
 

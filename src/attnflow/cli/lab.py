@@ -7,7 +7,7 @@ import typer
 
 from attnflow.cli.evaluating import note_interruption
 from attnflow.cli.options import AnyModel, Limit, Seed, check_out, read_pair
-from attnflow.core.files import PICTURES, writable
+from attnflow.core.files import PICTURES, check_writable
 from attnflow.models.loading import BUNDLED
 from attnflow.show.terminal import print_markdown, say
 
@@ -301,7 +301,7 @@ def find_stem(out: Path | None, name: str) -> Path:
         Path(name) if out is None else out.with_suffix("") if out.suffix in (".md", ".csv") else out
     )
     for ending in (".md", ".csv"):
-        writable(f"{stem}{ending}")
+        check_writable(f"{stem}{ending}")
     return stem
 
 

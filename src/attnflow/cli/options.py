@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from attnflow.core.custom import import_function
-from attnflow.core.files import known_ending, writable
+from attnflow.core.files import check_ending, check_writable
 from attnflow.errors import OptionError
 
 REPORT_ENDINGS = (".md", ".csv", ".tex", ".json")
@@ -168,5 +168,5 @@ def read_pair(text: str, option: str) -> tuple[str, str]:
 def check_out(out: Path | None, endings: Iterable[str]) -> None:
     """Refuse an output that cannot be written before anything is computed."""
     if out is not None:
-        known_ending(out, endings)
-        writable(out)
+        check_ending(out, endings)
+        check_writable(out)

@@ -29,7 +29,6 @@ from attnflow.core.checks import (
     check_words,
 )
 from attnflow.core.files import write_file
-from attnflow.core.fusion import FUSIONS as FUSIONS  # until models/weighing.py follows
 from attnflow.core.fusion import Fusion, check_head, fuse_heads
 from attnflow.core.graph import RESIDUAL, AttentionGraph, freeze, make_graph
 from attnflow.core.masks import LEAK, check_mask, take_out

@@ -30,7 +30,7 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
     """
     beside = None
     try:
-        target = writable(path)
+        target = check_writable(path)
         name = target.parent / f".attnflow-{secrets.token_hex(8)}"
         # not by tempfile, whose files are private: so the system applies the umask, which no
         # thread can read without setting it for all
@@ -90,7 +90,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """
     number = 0
     try:
-        with open_input(path) as plain, unpacked(path, plain) as file:
+        with open_input(path) as plain, unpack(path, plain) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip():
@@ -124,12 +124,12 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
     return file
 
 
-def unpacked(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
+def unpack(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
     """What a file holds: it is compressed by gzip if its name ends in .gz."""
     return cast(IO[bytes], gzip.open(file)) if str(path).endswith(".gz") else file
 
 
-def writable(path: str | os.PathLike[str]) -> Path:
+def check_writable(path: str | os.PathLike[str]) -> Path:
     """Where a file is to be written, links followed; or an error, before anything is computed."""
     try:
         # not by Path.resolve, which raises RuntimeError where links lead in a circle
@@ -153,7 +153,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def known_ending(path: str | os.PathLike[str], endings: Iterable[str]) -> str:
+def check_ending(path: str | os.PathLike[str], endings: Iterable[str]) -> str:
     """The ending of a file's name, if there is a writer for it."""
     ending = Path(path).suffix.lower()
     if ending not in endings:
@@ -164,9 +164,9 @@ def known_ending(path: str | os.PathLike[str], endings: Iterable[str]) -> str:
     return ending
 
 
-def by_ending(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Path:
+def write_by_ending(path: str | os.PathLike[str], writers: Mapping[str, Writer]) -> Path:
     """Write with the writer that belongs to the ending of `path`."""
-    return write_file(path, writers[known_ending(path, writers)])
+    return write_file(path, writers[check_ending(path, writers)])
 
 
 def write_csv(file: IO[bytes], header: list[str], rows: Iterable[tuple[object, ...]]) -> None:

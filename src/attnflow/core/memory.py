@@ -5,15 +5,15 @@ from pathlib import Path
 MEMORY = ("allocate memory", "not enough memory", "out of memory")  # how torch says it
 
 
-def available_memory() -> int | None:
+def find_available_memory() -> int | None:
     """The bytes that the machine and the control groups have left on Linux; elsewhere None."""
     known = read_numbers(Path("/proc/meminfo"))
     if "MemAvailable:" not in known:
         return None
-    return int(max(0, min(known["MemAvailable:"] * 1024, *map(left_in, control_groups()))))
+    return int(max(0, min(known["MemAvailable:"] * 1024, *map(find_left, list_control_groups()))))
 
 
-def control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+def list_control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
     """The folders of this process's control groups, version 1 or 2, and of their parents."""
     folders = [root]
     try:
@@ -27,7 +27,7 @@ def control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-def left_in(group: Path) -> float:
+def find_left(group: Path) -> float:
     """The bytes that a control group has left, infinite without a limit; caches can be had back."""
     for most, used in (
         ("memory.max", "memory.current"),
@@ -58,6 +58,6 @@ def is_of_memory(error: Exception) -> bool:
     )
 
 
-def in_gigabytes(size: int) -> str:
+def format_gigabytes(size: int) -> str:
     """A size for a message."""
     return f"{size / 1e9:,.1f} GB"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count, check_integers
-from attnflow.core.files import by_ending, dump_json
+from attnflow.core.files import dump_json, write_by_ending
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.tables import VIEW_ROWS, Panel, Table
@@ -304,7 +304,7 @@ class TokenAttention(Table):
         path
             A file that ends in .csv (one line per value), .json or .npz.
         """
-        return by_ending(
+        return write_by_ending(
             path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
-from attnflow.core.files import by_ending, dump_json
+from attnflow.core.files import dump_json, write_by_ending
 from attnflow.core.provenance import Source
 from attnflow.core.tables import VIEW_ROWS, Panel, Table, format_number
 from attnflow.core.text import show_token
@@ -114,7 +114,7 @@ class MaxFlow(Table):
             A file that ends in .csv (the table), .json (the edges that carry flow as [layer,
             query, key, flow]) or .npz (all edges).
         """
-        return by_ending(
+        return write_by_ending(
             path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
         )
 

@@ -15,7 +15,7 @@ import numpy as np
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
-from attnflow.core.files import by_ending, dump_json
+from attnflow.core.files import dump_json, write_by_ending
 from attnflow.core.groups import word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Panel, Table
@@ -123,7 +123,7 @@ class CorpusReport(Table):
         def writer(form: Callable[[], str]) -> Callable[[Any], object]:
             return lambda file: file.write(form().encode(errors="backslashreplace"))
 
-        return by_ending(path, {ending: writer(form) for ending, form in forms.items()})
+        return write_by_ending(path, {ending: writer(form) for ending, form in forms.items()})
 
 
 def format_correlation(row: Sequence[Any]) -> list[str]:

@@ -18,7 +18,7 @@ from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Method
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.memory import available_memory, in_gigabytes, is_of_memory
+from attnflow.core.memory import find_available_memory, format_gigabytes, is_of_memory
 from attnflow.corpus.job import Functions, Job
 from attnflow.corpus.rows import Row, is_decodable
 from attnflow.corpus.shard_tables import Failure, ScoredRow, make_error_table, make_result_table
@@ -195,7 +195,7 @@ def explain_failure(job: Job, task: RowTask, error: Exception) -> Failure:
     """Why there is no result for a row."""
     if not lacks_memory(error):
         return Failure(task.row, MODEL, to_one_line(error))
-    needed = in_gigabytes(estimate_memory(job, [task]))
+    needed = format_gigabytes(estimate_memory(job, [task]))
     detail = f"{task.size:,} tokens need about {needed} of memory: {to_one_line(error)}"
     return Failure(task.row, TOO_LARGE, detail)
 
@@ -320,9 +320,9 @@ def lacks_memory(error: Exception) -> bool:
 def check_memory(job: Job, batch: Sequence[RowTask]) -> None:
     """Refuse a batch that needs more memory than there is: Linux would promise it, then kill."""
     needed = estimate_memory(job, batch)
-    available = available_memory() if needed > LITTLE_MEMORY else None
+    available = find_available_memory() if needed > LITTLE_MEMORY else None
     if available is not None and needed > available:
-        raise MemoryError(f"{in_gigabytes(available)} are available")
+        raise MemoryError(f"{format_gigabytes(available)} are available")
 
 
 def estimate_memory(job: Job, batch: Sequence[RowTask]) -> int:

@@ -8,8 +8,8 @@ import numpy as np
 
 from attnflow.capturing.mixing import LayerMix
 from attnflow.core.arrays import Floats
-from attnflow.core.attention import FUSIONS
 from attnflow.core.custom import Choices, call_own, check_name, name_function
+from attnflow.core.fusion import FUSIONS
 from attnflow.edges.contribution import weigh_contributions
 from attnflow.edges.effective import weigh_effective
 from attnflow.edges.lengths import weigh_lengths

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy.typing as npt
 
-from attnflow.core.checks import check_integers
+from attnflow.core.checks import check_count
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.families import find_family
 
@@ -207,9 +207,7 @@ def read_patch_size(config: Any) -> tuple[int, int]:
 
 def batches(encoded: Sequence[Encoded], batch_tokens: int) -> Iterator[list[int]]:
     """Places of inputs that run together: of similar length, and not too many tokens."""
-    (batch_tokens,) = check_integers([batch_tokens], "batch_tokens")
-    if batch_tokens < 1:
-        raise OptionError(f"batch_tokens must be at least 1; got {batch_tokens}")
+    batch_tokens = check_count("batch_tokens", batch_tokens)
     batch: list[int] = []
     for place in sorted(range(len(encoded)), key=lambda place: len(encoded[place].tokens)):
         if batch and (len(batch) + 1) * len(encoded[place].tokens) > batch_tokens:

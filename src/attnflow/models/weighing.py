@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.core.attention import FUSIONS
+from attnflow.core.fusion import FUSIONS
 from attnflow.errors import OptionError
 from attnflow.models.families import CAUSAL, NO_TOKEN_SCORE, SCALING, SCORE_BIAS, SOFTCAP
 

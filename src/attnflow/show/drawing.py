@@ -13,7 +13,7 @@ import numpy as np
 
 from attnflow.analysis.explanation import Explanation
 from attnflow.core.arrays import Floats
-from attnflow.core.files import PICTURES, Writer, by_ending
+from attnflow.core.files import PICTURES, Writer, write_by_ending
 from attnflow.core.provenance import Source, list_versions
 from attnflow.core.results import TokenAttention
 from attnflow.errors import MissingExtraError, OptionError, printable
@@ -131,7 +131,7 @@ def save(figure: "Figure | Drawing", path: str | os.PathLike[str]) -> Path:
     writers: dict[str, Writer] = {
         ending: partial(_write, ending[1:], drawn.figure, drawn.source) for ending in PICTURES
     }
-    return by_ending(path, writers)
+    return write_by_ending(path, writers)
 
 
 @use_style()

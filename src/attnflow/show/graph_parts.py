@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.core.arrays import Array, Floats
-from attnflow.core.checks import check_integers
+from attnflow.core.checks import check_count
 from attnflow.core.groups import list_numbers
 from attnflow.core.results import TokenAttention
 from attnflow.errors import OptionError
@@ -62,9 +62,7 @@ def limit_edges(strongest: int | None, size: int) -> int | None:
     """How many edges to draw; None for all."""
     if strongest is None:
         return None if size <= LEGIBLE else STRONGEST
-    (strongest,) = check_integers([strongest], "strongest")
-    if strongest < 1:
-        raise OptionError(f"strongest must be a whole number of edges, at least 1; got {strongest}")
+    strongest = check_count("strongest", strongest)
     return strongest
 
 
