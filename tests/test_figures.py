@@ -697,11 +697,11 @@ def test_results_of_another_shape_than_their_tokens() -> None:
         ),
         (
             lambda: figures.attention_graph(ROLLOUT, strongest=0),
-            "strongest must be a whole number of edges, at least 1; got 0",
+            "strongest must be a whole number, at least 1; got 0",
         ),
         (
             lambda: figures.attention_graph(ROLLOUT, strongest=1.5),  # type: ignore[arg-type]
-            "strongest must be whole numbers; got 1.5",
+            "strongest must be a whole number, at least 1; got 1.5",
         ),
         (lambda: figures.heatmap(ROLLOUT, scale=0), "scale must be a number above 0"),
         (lambda: figures.compare_graphs(EXPLAINED, position=8), "position 8 was not computed"),
