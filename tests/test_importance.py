@@ -371,8 +371,14 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
             lambda m: af.blank_out(m, TEXT, replacement="zorb"),
             "replacement must be a token of the model's vocabulary",
         ),
-        (lambda m: af.blank_out(m, TEXT, batch_tokens=0), "batch_tokens must be a whole number, at least 1; got 0"),
-        (lambda m: af.capture(m, TEXT, batch_tokens=-5), "batch_tokens must be a whole number, at least 1; got -5"),
+        (
+            lambda m: af.blank_out(m, TEXT, batch_tokens=0),
+            "batch_tokens must be a whole number, at least 1; got 0",
+        ),
+        (
+            lambda m: af.capture(m, TEXT, batch_tokens=-5),
+            "batch_tokens must be a whole number, at least 1; got -5",
+        ),
         (lambda m: af.blank_out(m, TEXT, replacement=10**9), "an id from 0 to"),
         (
             lambda m: af.input_gradient(m, TEXT, of="loss"),
