@@ -1,5 +1,6 @@
 """Edges of every kind, against loops over the formulas in float64, on every family."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,31 @@ def test_scaling_values_against_the_projection_changes_nothing() -> None:
             af.attention_graph(af.Model(model), ids, edges=kind).edges for model in (plain, scaled)
         )
         np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "close"), [(torch.float64, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 5e-2)]
+)
+@pytest.mark.parametrize("family", ["llama", "bert", "gemma2", "gpt2"])
+def test_the_parts_add_up_in_any_precision(family: str, dtype: Any, close: float) -> None:
+    model = build(family).eval()
+    for kind in ("norm", "contribution"):
+        whole = af.attention_graph(model, given_to(family), edges=kind).edges
+        rounded = af.attention_graph(deepcopy(model).to(dtype), given_to(family), edges=kind).edges
+        np.testing.assert_allclose(rounded, whole, atol=close)
+
+
+def test_a_layer_that_does_not_add_up_is_an_error_that_names_it() -> None:
+    model = build("llama").eval()
+    wrapped = af.Model(model)
+    af.attention_graph(wrapped, [5, 6, 7], edges="norm")  # traced
+    layer = model.model.layers[1].self_attn.o_proj
+    handle = layer.register_forward_hook(lambda module, given, output: 1.5 * output)
+    try:
+        with pytest.raises(af.CaptureError, match=r"the branch of model\.layers\.1\.self_attn"):
+            af.attention_graph(wrapped, [5, 6, 7], edges="norm")
+    finally:
+        handle.remove()
 
 
 @pytest.mark.parametrize("family", PAIRS)

@@ -12,6 +12,7 @@ family that nobody has looked at gives an error here, never a number.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -101,10 +102,20 @@ class Gain:
         return vectors * self.weight
 
 
-def read_gain(module: Any, entered: "torch.Tensor", left: "torch.Tensor", name: str) -> Gain:
-    """The map of a norm or factor from what it does: to two vectors, and to the states observed.
+def copy_module(module: Any) -> Any:
+    """A module to try things on: in float32, and nobody listens to it."""
+    copy = deepcopy(module).float()
+    copy._forward_hooks.clear()
+    copy._forward_pre_hooks.clear()
+    return copy
 
-    entered, left: [position, width].
+
+def read_gain(
+    module: Any, entered: "torch.Tensor", left: "torch.Tensor", name: str, dtype: Any
+) -> Gain:
+    """The map of a norm or factor from what it does: to some vectors, and to the states observed.
+
+    entered, left: [position, width]. dtype: the model's.
     """
     import torch
 
@@ -113,9 +124,10 @@ def read_gain(module: Any, entered: "torch.Tensor", left: "torch.Tensor", name: 
     probe = 100 * (torch.rand(width, generator=generator) + 0.5)  # large beside any epsilon
     probe[::2] *= -1
 
+    plain_module = copy_module(module)
+
     def run(vector: "torch.Tensor") -> "torch.Tensor":
-        given = vector.to(entered.device, next(iter(module.parameters()), entered).dtype)
-        return module(given[None, None])[0, 0].double().cpu()
+        return plain_module(vector.to(entered.device)[None, None])[0, 0].double().cpu()
 
     offset = run(torch.zeros(width))
     plain, shifted, doubled = run(probe), run(probe + 30.0), run(2 * probe)
@@ -136,7 +148,7 @@ def read_gain(module: Any, entered: "torch.Tensor", left: "torch.Tensor", name: 
         dim=-1, keepdim=True
     ).clamp_min(1e-30)
     gain = replace(gain, scale=scale)
-    check_parts(scale * turned, target, left, f"the norm {name}", entered.dtype)
+    check_parts(scale * turned, target, left, f"the norm {name}", dtype)
     return gain
 
 
@@ -337,7 +349,9 @@ def make_mix(
     weights, stream = attention, state(wiring.stream)
     added = branch
     for name in wiring.passed:
-        gain = read_gain(modules[name], state(Tap("in", name)), state(Tap("out", name)), name)
+        gain = read_gain(
+            modules[name], state(Tap("in", name)), state(Tap("out", name)), name, dtype
+        )
         vectors = gain.turn(vectors)
         weights = weights * gain.scale[None]
         added = state(Tap("out", name))
@@ -351,7 +365,7 @@ def make_mix(
         check_parts(total, stream, total, f"the stream after {wiring.attention}", dtype)
     if wiring.norm is not None:
         left = state(Tap("out", wiring.norm))
-        gain = read_gain(modules[wiring.norm], stream, left, wiring.norm)
+        gain = read_gain(modules[wiring.norm], stream, left, wiring.norm, dtype)
         vectors, residual = gain.turn(vectors), gain.scale * gain.turn(residual)
         weights, stream = weights * gain.scale[None], left
     by_weight = None
@@ -410,9 +424,9 @@ def read_projection(module: Any, width: int) -> tuple["torch.Tensor", "torch.Ten
         matrix = module.weight.detach().float().T
         bias = torch.zeros(matrix.shape[1]) if module.bias is None else module.bias.detach().float()
         return matrix, bias.to(matrix.device)
-    parameter = next(iter(module.parameters()))
-    dtype = parameter.dtype if parameter.is_floating_point() else torch.float32
+    copy = copy_module(module)
+    device = next(iter(copy.parameters())).device
     with torch.no_grad():
-        units = torch.eye(width, device=parameter.device, dtype=dtype)[None]
-        bias = module(torch.zeros_like(units[:, :1]))[0, 0].float()
-        return module(units)[0].float() - bias, bias
+        units = torch.eye(width, device=device)[None]
+        bias = copy(torch.zeros_like(units[:, :1]))[0, 0]
+        return copy(units)[0] - bias, bias

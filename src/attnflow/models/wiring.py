@@ -18,8 +18,10 @@ from attnflow.models.listening import Attend, intercepting
 if TYPE_CHECKING:
     import torch
 
-SAME = 1e-5  # two tensors that differ by this share of their length are the same
-ADDS_UP = 1e-4  # a sum may miss its total by this share of the part that is added
+# by bytes per number: two tensors that differ by this share of their length are the same ...
+SAME = {8: 1e-5, 4: 1e-5, 2: 5e-3}
+# ... and a sum may miss its total by this share of the part that is added
+ADDS_UP = {8: 1e-4, 4: 1e-4, 2: 5e-2}
 LEAST_FACTOR = 1e-3  # a branch multiplied by less is not added
 LOOK_BACK = 16  # different states before attention, one of which is the residual
 LOOK_AHEAD = 80  # events after the projection, among which the sum must be
@@ -204,7 +206,7 @@ def find_sum(
     beside: plus the output of another module as well.
     """
     total = events[place].state
-    best: tuple[float, Any] = (ADDS_UP, None)
+    best: tuple[float, Any] = (ADDS_UP[total.element_size()], None)
     for event in earlier:
         rest = total - event.state
         for branch, passed in branches:
@@ -242,7 +244,8 @@ def find_post_norm(events: list[Event], place: int, modules: dict[str, Any]) -> 
         for base, norm in ((event.state, None), (made, event.module)):
             rest = later.state - base
             for added in outputs:
-                if float((rest - added).norm()) <= ADDS_UP * float(added.norm()):
+                limit = ADDS_UP[added.element_size()]
+                if float((rest - added).norm()) <= limit * float(added.norm()):
                     return norm
         if later.tap.side == "out" and not is_same(later.state, made):
             outputs.append(later.state)
@@ -259,4 +262,7 @@ def is_container(module: Any) -> bool:
 def is_same(first: "torch.Tensor", second: "torch.Tensor") -> bool:
     """Whether two states of one size are the same numbers."""
     one, other = first.reshape(-1), second.reshape(-1)
-    return one.shape == other.shape and float((one - other).norm()) <= SAME * float(other.norm())
+    if one.shape != other.shape:
+        return False
+    limit = SAME[other.element_size()]
+    return float((one - other).float().norm()) <= limit * float(other.float().norm())
