@@ -44,6 +44,7 @@ class Attend:
 
     function: Callable[..., Any]
     hides_future: bool  # without a mask, in modules that are causal; a model's own eager does not
+    gives_weights: bool = False  # beside its output, those that it attended by, of every head
 
 
 Listener = Callable[..., Any]
@@ -95,18 +96,23 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
         if module in names:
             count = query.shape[1] if heads is None else 1
             weights = layers.take((query.shape[0], count, query.shape[2], key.shape[2]))
-            # autocast would round the logits to 16 bits, and rows would not sum to 1
-            with torch.autocast(query.device.type, enabled=False):
-                share = compute_weights(
-                    module,
-                    query,
-                    key,
-                    attention_mask,
-                    heads,
-                    torch.from_numpy(weights),
-                    options,
-                    hides_future=attend.hides_future,
-                )
+            share = None
+            if attend.gives_weights:
+                fused = fuse(restore_rows(output[1].detach()), heads)
+                torch.from_numpy(weights).copy_(fused)
+            else:
+                # autocast would round the logits to 16 bits, and rows would not sum to 1
+                with torch.autocast(query.device.type, enabled=False):
+                    share = compute_weights(
+                        module,
+                        query,
+                        key,
+                        attention_mask,
+                        heads,
+                        torch.from_numpy(weights),
+                        options,
+                        hides_future=attend.hides_future,
+                    )
             calls.append(Call(names[module], weights, share, options.get(WINDOW)))
         return output
 
@@ -163,7 +169,9 @@ def find_attend(function: Callable[..., Any]) -> Callable[..., Any]:
     For modules of our own, which are called as transformers' attention functions are.
     """
     listen = listener.get()
-    return function if listen is None else partial(listen, Attend(function, hides_future=False))
+    if listen is None:
+        return function
+    return partial(listen, Attend(function, hides_future=False, gives_weights=True))
 
 
 def collect_eager_calls(
