@@ -8,9 +8,9 @@ import numpy as np
 
 from attnflow.analysis.token_importance import Importance
 from attnflow.analysis.watching import Targets, Variant, prepare, watch
+from attnflow.capturing.assembly import find_source
 from attnflow.core.checks import check_integers
 from attnflow.core.groups import Group, Groups, read_groups
-from attnflow.core.provenance import Source
 from attnflow.errors import OptionError
 from attnflow.models.inputs import AnInput, Encoded, OneInput
 from attnflow.models.model import Model
@@ -125,6 +125,7 @@ def measure_blank_out(
     ]
     after = iter(watch(model, variants, batch_tokens))
     results = []
+    source = replace(find_source(model), method="blank_out")
     for value, (target, probability), parts in zip(encoded, before, units, strict=True):
         drops = np.array([probability - next(after)[1] for _ in parts])
         label = model.label(target)
@@ -138,7 +139,7 @@ def measure_blank_out(
                 value.words if groups is None else None,
                 signed,
                 None if groups is None else parts,
-                Source(model.name, method="blank_out", target=label),
+                replace(source, target=label),
             )
         )
     return results

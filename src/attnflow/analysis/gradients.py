@@ -4,14 +4,15 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from attnflow.analysis.token_importance import Importance
 from attnflow.analysis.watching import Targets, choose_targets, prepare
+from attnflow.capturing.assembly import find_source
 from attnflow.core.arrays import Floats
-from attnflow.core.provenance import Source
 from attnflow.errors import CaptureError, OptionError, RoundingWarning
 from attnflow.models.execution import evaluating
 from attnflow.models.inputs import AnInput, OneInput, batches
@@ -92,6 +93,7 @@ def input_gradient(
     model, many, encoded, numbers = prepare(model, inputs, target, "input_gradient")
     at_block = reduce == "times_input"
     results: dict[int, Importance] = {}
+    source = replace(find_source(model), method="input_gradient")
     for batch in batches(encoded, model.batch_tokens if batch_tokens is None else batch_tokens):
         chosen = [encoded[place] for place in batch]
         places = [model.logit_position(value, position) for value in chosen]
@@ -120,7 +122,7 @@ def input_gradient(
                 label,
                 float(probabilities[row, targets[row]].detach()),
                 encoded[place].words,
-                source=Source(model.name, method="input_gradient", target=label),
+                source=replace(source, target=label),
             )
     return [results[place] for place in range(len(encoded))] if many else results[0]
 

@@ -335,7 +335,7 @@ def format_html(panels: Iterable[Panel], source: Source | None = None) -> str:
 def format_html_table(header: Sequence[str], rows: Sequence[Row], bar: str | None) -> str:
     """One table; the numbers of column `bar` with bars behind them, longest for the largest."""
     numeric = find_numbers(header, rows)
-    aligned = ["text-align:right" if number else "text-align:left" for number in numeric]
+    aligned = [f"padding:.1em .5em;text-align:{'right' if n else 'left'}" for n in numeric]
     place = None if bar is None else list(header).index(bar)
     largest = (
         0.0 if place is None else max((abs(measure_bar(row[place])) for row in rows), default=0)
