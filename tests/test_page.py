@@ -711,7 +711,7 @@ def test_a_method_of_the_users_own_has_its_tab_strip_map_and_numbers(visit: Open
 
 def test_a_generation_shows_a_method_of_the_users_own(visit: Open, story: af.Generation) -> None:
     mine = af.token_attention("mine", lambda graph: graph.weights**2)
-    tab = visit(generation_page(story, methods=["rollout", mine]))
+    tab = visit(generation_page(story, story.plan(["rollout", mine])))
     tab.get_by_role("tab", name="mine", exact=True).click()
     values = story.by(mine).values  # [generated, prompt, layer]
     check_numbers(tab, values[0, :, -1])
@@ -732,4 +732,4 @@ def test_edges_with_the_residual_inside_have_their_own_numbers(visit: Open) -> N
     for name in ("Rollout", "Raw", "Flow"):
         tab.get_by_role("tab", name=name, exact=True).click()
         check_numbers(tab, found.results[name.lower()].at(found.position))
-    assert "The residual is inside the edges" in tab.locator("#notes").inner_text()
+    assert "The given edges hold the residual" in tab.locator("#notes").inner_text()

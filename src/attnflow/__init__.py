@@ -12,8 +12,9 @@ from attnflow.analysis.evaluation import evaluate
 from attnflow.analysis.explaining import explain
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generating import generate
-from attnflow.analysis.generation import Generation, PromptAttention
+from attnflow.analysis.generation import Generation
 from attnflow.analysis.importance import Importance, blank_out, input_gradient
+from attnflow.analysis.prompt_attention import PromptAttention
 from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix

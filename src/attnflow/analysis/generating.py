@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from attnflow.analysis.defaults import describe_lack, first_edges
+from attnflow.analysis.defaults import describe_lack, plan_first, plan_methods
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.pipeline import open_model
 from attnflow.capturing.assembly import assemble_stack, check_mixers
@@ -120,12 +120,14 @@ def generate(
                 f"this model takes at most {model.max_length} tokens; got a prompt of {len(ids)}"
                 f" and max_new_tokens={max_new_tokens}"
             )
-    weights = read_edges(first_edges(model) if edges is None else edges)
+    plan = plan_first(model) if edges is None else plan_methods(None, edges)
+    weights = read_edges(list(plan) if edges is None else edges)
     refuse_reruns(weights)
-    if edges is None:
-        stories = generate_first(model, prompts, max_new_tokens, heads, options, weights)
-    else:
-        stories = generate_batch(model, prompts, max_new_tokens, heads, options, weights)
+    run = generate_batch if edges is not None else generate_first
+    stories = [
+        replace(story, shown={name: plan[name] for name in plan if name in story.edges})
+        for story in run(model, prompts, max_new_tokens, heads, options, weights)
+    ]
     return stories if many else stories[0]
 
 

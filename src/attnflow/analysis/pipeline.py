@@ -5,7 +5,7 @@ variants of blank-out, the pass of a gradient, and whatever a function of the us
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,7 +165,7 @@ def read_graph_maker(
 
 
 def choose_graphs(
-    reading: Reading, edges: Mapping[str, EdgeWeight], make: GraphMaker
+    reading: Reading, edges: Iterable[str], make: GraphMaker
 ) -> dict[str, AttentionGraph]:
     """The graph of each kind of edges, in their order. make: from attention to its graph."""
     return {

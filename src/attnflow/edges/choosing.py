@@ -45,6 +45,10 @@ class EdgeWeight:
     gradient: bool = False
     identity: bool = False
 
+    def __call__(self, mix: LayerMix) -> Any:
+        """What `compute` says of one layer."""
+        return self.compute(mix)
+
     def weigh(self, mix: LayerMix, heads: str = "mean") -> Floats:
         """[query, key] of one layer, checked.
 
