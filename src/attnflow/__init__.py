@@ -44,12 +44,14 @@ from attnflow.errors import (
 )
 from attnflow.models.loading import load
 from attnflow.models.model import Model
+from attnflow.models.planting import PLANTED, Planted, planted
 
 __version__ = "0.3.0"
 
 __all__ = [
     "EDGES",
     "METHODS",
+    "PLANTED",
     "Attention",
     "AttentionGraph",
     "AttnFlowError",
@@ -66,6 +68,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "OptionError",
+    "Planted",
     "PromptAttention",
     "Report",
     "RoundingWarning",
@@ -87,6 +90,7 @@ __all__ = [
     "input_gradient",
     "load",
     "max_flow",
+    "planted",
     "raw",
     "read_corpus",
     "record",
