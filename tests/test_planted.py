@@ -2,7 +2,9 @@
 
 import itertools
 import random
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 import attnflow as af
+from attnflow.cli.commands import main
 from attnflow.edges.building import trace_model
 from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.planting import MAX_WORDS, Planted
@@ -211,3 +214,18 @@ def test_what_is_wrong_is_one_line(call: Any, message: str) -> None:
     with pytest.raises(af.OptionError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_the_command_line_knows_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = tmp_path / "texts.tsv"
+    texts.write_text("".join(f"{text}\n" for text in get("last").examples(3)))
+    explaining = ["explain", "--model", "planted:copy", "elk ant fox hen"]
+    evaluating = ["evaluate", "planted:last", str(texts), "--methods", "raw", "--sanity"]
+    for arguments, expected in ((explaining, "fox, with probab"), (evaluating, "randomised from")):
+        monkeypatch.setattr(sys, "argv", ["attnflow", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        assert expected in " ".join(capsys.readouterr().out.split())
