@@ -139,22 +139,28 @@ def test_all_edges_and_importances_work_on_batches_of_any_lengths(name: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_decoys_look_elsewhere_and_change_nothing(name: str) -> None:
-    """Heads 2 and 3 of layer 2 look at the first and at the last word: moved away, nothing changes."""
+    """Made to look at all positions evenly, decoys change no probability."""
     planted = af.planted(name)
-    text = planted.examples(1, seed=2)[0]
-    heads = af.capture(planted.model, text, heads=None).weights[1, :, 0]  # [head, key]
-    assert heads[2].argmax() == 1
-    assert heads[3].argmax() == len(text.split())
+    texts = planted.examples(20, seed=2)
+    decoys = {0: [0, 1, 3] if name == "relay" else [0, 1, 2, 3]}
+    decoys[1] = [2, 3] if name == "conjunction" else [1, 2, 3]
+    for text in texts:
+        heads = af.capture(planted.model, text, heads=None).weights  # [layer, head, query, key]
+        assert [heads[0, 0, 0].argmax(), heads[1, 2, 0].argmax()] == [1, 1]
+        assert [heads[0, 1, 0].argmax(), heads[1, 3, 0].argmax()] == [len(text.split())] * 2
+    before = planted.model.predict(list(texts))
     with torch.no_grad():
-        before = planted.model.predict([text])[0]
-        projected = planted.model.model.blocks[1].attention.query_key_value
-        projected.weight[32:64] = 0.0  # the queries of both
-        projected.bias[32:64] = 0.0
-    after = planted.model.predict([text])[0]
-    moved = af.capture(planted.model, text, heads=None).weights[1, :, 0]
-    assert moved[2:].max() < 0.2
-    assert after[0] == before[0]
-    assert after[1] == pytest.approx(before[1], abs=1e-6)
+        for layer, idle in decoys.items():
+            projected = planted.model.model.blocks[layer].attention.query_key_value
+            for head in idle:
+                projected.weight[16 * head : 16 * head + 16] = 0.0  # its queries
+                projected.bias[16 * head : 16 * head + 16] = 0.0
+    for text, one, two in zip(texts, before, planted.model.predict(list(texts)), strict=True):
+        moved = af.capture(planted.model, text, heads=None).weights
+        for layer, idle in decoys.items():
+            np.testing.assert_allclose(moved[layer, idle], 1 / (len(text.split()) + 1), atol=1e-6)
+        assert one[0] == two[0]
+        assert one[1] == pytest.approx(two[1], abs=1e-6)
 
 
 def test_building_one_draws_nothing_and_is_the_same_every_time() -> None:
