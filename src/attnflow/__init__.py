@@ -45,12 +45,14 @@ from attnflow.errors import (
 )
 from attnflow.models.loading import load
 from attnflow.models.model import Model
+from attnflow.models.planting import PLANTED, Planted, planted
 
 __version__ = "0.3.0"
 
 __all__ = [
     "EDGES",
     "METHODS",
+    "PLANTED",
     "Attention",
     "AttentionGraph",
     "AttnFlowError",
@@ -67,6 +69,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "OptionError",
+    "Planted",
     "PromptAttention",
     "Report",
     "RoundingWarning",
@@ -88,6 +91,7 @@ __all__ = [
     "input_gradient",
     "load",
     "max_flow",
+    "planted",
     "raw",
     "read_corpus",
     "record",

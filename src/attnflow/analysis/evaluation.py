@@ -28,6 +28,7 @@ from attnflow.analysis.pipeline import (
     score_query,
 )
 from attnflow.analysis.report import Report, ScoredExample
+from attnflow.analysis.sanity import Sanity, measure_sanity, read_seeds
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count, check_integers
 from attnflow.core.custom import Choices, Method, call_own, check_name, name_function, read_methods
@@ -62,6 +63,7 @@ def evaluate(
     residual: float | None = None,
     without: Sequence[int] = (),
     workers: int = 1,
+    sanity: bool | Sequence[int] = False,
 ) -> Report:
     """How well methods rank the tokens of examples: Spearman's correlation with importance.
 
@@ -103,6 +105,10 @@ def evaluate(
         Positions to take out of every graph, for instance a sink; they are not ranked.
     workers
         Threads for attention flow.
+    sanity
+        Whether to measure too how far each ranking changes when the weights of a copy of the model
+        are randomised, layer by layer from the top: `report.sanity`. A list of seeds draws them
+        once for each.
 
     >>> from attnflow import load
     >>> examples = [("the key to the cabinets", "singular")]
@@ -138,11 +144,15 @@ def evaluate(
     )
     job.check()
     refuse_graphs(job.edges, graph, without)
+    seeds = read_seeds(sanity)
+    if seeds and not job.methods:
+        raise OptionError("sanity ranks by methods on randomised weights; got scorers alone")
     pairs = [split_example(example) for example in chosen]
     encoded = [  # all of them, before anything is computed
         check_example(job.model, f"example {number}", *pair) for number, pair in enumerate(pairs, 1)
     ]
     done: list[ScoredExample] = []
+    tested: Sanity | None = None
     with progress_bar("evaluating") as tick:
         try:
             for start in range(0, len(chosen), CHUNK):
@@ -151,6 +161,8 @@ def evaluate(
                     range(len(chosen))[part], chosen[part], pairs[part], encoded[part]
                 )
                 tick(len(done), len(chosen))
+            if seeds:
+                tested = measure_sanity(job, done, pairs, encoded, seeds, special_tokens)
         except KeyboardInterrupt:
             if not done:
                 raise
@@ -166,6 +178,7 @@ def evaluate(
         seconds=job.seconds,
         scorers=job.scorer_names,
         source=job.source,
+        sanity=tested,
     )
 
 

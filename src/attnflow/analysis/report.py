@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from attnflow.analysis.sanity import Sanity
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
 from attnflow.core.files import dump_json, write_by_ending
@@ -66,6 +67,8 @@ class Report(Table):
         Those of `methods` that are scores of the user's and have no layers.
     source
         Where the numbers came from.
+    sanity
+        How far rankings change when weights are randomised; None if nobody asked.
 
     >>> import attnflow as af
     >>> examples = [("the key to the cabinets", "singular"), ("the old keys", "plural")]
@@ -87,6 +90,7 @@ class Report(Table):
     seconds: dict[str, float] = field(default_factory=dict)
     scorers: tuple[str, ...] = ()
     source: Source | None = None
+    sanity: Sanity | None = None
 
     @cached_property
     def correlations(self) -> dict[tuple[str, str], Floats]:
@@ -158,6 +162,8 @@ class Report(Table):
         for name in self.against:
             caption = f"Spearman correlation with {name} ({self.model}, {self.what()})"
             yield Panel(self._header(), self._cells(name), caption)
+        if self.sanity is not None:
+            yield from self.sanity._panels()
 
     def _header(self) -> list[str]:
         """Scorers have no layers, and so a column of their own."""
@@ -204,6 +210,7 @@ class Report(Table):
             "seconds": self.seconds,
             "source": None if self.source is None else self.source.to_dict(),
             "table": [dict(zip(self.columns, row, strict=True)) for row in self.rows()],
+            "sanity": None if self.sanity is None else self.sanity.list_rows(),
             "examples": [
                 self._describe(place, example) for place, example in enumerate(self.examples)
             ],

@@ -69,6 +69,12 @@ def evaluate_command(
     residual: Residual = None,
     without: Without = "",
     graph: Graph = None,
+    sanity: Annotated[
+        bool,
+        typer.Option(
+            "--sanity", help="Rank again while weights are randomised from the top, on a copy."
+        ),
+    ] = False,
     out: ReportFile = None,
 ) -> None:
     """Measure how well methods rank the tokens of many texts.
@@ -81,11 +87,11 @@ def evaluate_command(
                 "evaluate needs a model and a file of texts, or the folder of a corpus alone;"
                 f" got {model!r}"
             )
-        given = (layers or None, query, residual, without or None, graph, edges)
-        if given != (None, "focal", None, None, None, "attention"):
+        given = (layers or None, query, residual, without or None, graph, edges, sanity)
+        if given != (None, "focal", None, None, None, "attention", False):
             raise OptionError(
                 "a corpus is evaluated as it was computed: leave out --layers, --query,"
-                " --residual, --without, --graph, --edges"
+                " --residual, --without, --graph, --edges, --sanity"
             )
         wanted = (
             [] if methods == ALL_METHODS else split_names(methods),
@@ -111,6 +117,7 @@ def evaluate_command(
         residual=residual,
         without=taken_out,
         graph=None if graph is None else import_own(graph, "graph"),
+        sanity=sanity,
     )
     if out is not None:
         report.save(out)
