@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import attnflow as af
+from attnflow.capturing.following import trace_model
 from attnflow.cli.commands import main
-from attnflow.edges.building import trace_model
 from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.planting import MAX_WORDS, Planted
 
