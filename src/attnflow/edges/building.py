@@ -18,7 +18,7 @@ from attnflow.capturing.mixing import LayerMix, Pending, follow_layers, make_mix
 from attnflow.core.arrays import Array
 from attnflow.core.checks import check_residual
 from attnflow.core.graph import RESIDUAL, AttentionGraph
-from attnflow.edges.choosing import EdgeWeight, read_edges
+from attnflow.edges.choosing import EdgeWeight, check_fusion, read_edges
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import name_part
@@ -115,6 +115,7 @@ def attention_graph(
     if len(weights) != 1:
         raise OptionError(f"one kind of edges makes a graph; got {', '.join(weights)}")
     refuse_residual(weights, residual)
+    check_fusion(heads)
     values = inputs if are_many(inputs) else [inputs]
     encoded = [model.encode(value, truncation=truncation) for value in values]
     graphs: dict[int, AttentionGraph] = {}
@@ -398,6 +399,11 @@ def watch_target(
     if target is None:
         return scores.gather(1, logits.argmax(dim=-1, keepdim=True))[:, 0]
     if isinstance(target, list):  # one class per sequence
+        if len(target) != len(scores):
+            raise OptionError(
+                f"a list of targets has one for each of {len(scores)} inputs; got {len(target)}"
+                " (a contrast is a tuple of two)"
+            )
         numbers = torch.tensor(target, device=scores.device)
         return scores.gather(1, numbers[:, None])[:, 0]
     if isinstance(target, tuple):
