@@ -26,6 +26,7 @@ SAME = {8: 1e-5, 4: 1e-5, 2: 5e-3}
 ADDS_UP = {8: 1e-4, 4: 1e-4, 2: 5e-2}
 # ... and two gradients that differ by this share of their length are the same
 SAME_GRADIENT = {8: 1e-3, 4: 1e-3, 2: 5e-2}
+NO_WAY_BACK = "WarnNotImplemented"  # how torch calls the gradient of what has none
 LEAST_FACTOR = 1e-3  # a branch multiplied by less is not added
 LOOK_BACK = 16  # different states before attention, one of which is the residual
 LOOK_AHEAD = 80  # events after the projection, among which the sum must be
@@ -284,8 +285,10 @@ def is_all(
         later.append(event)
     joined, total = events[call].live, events[place]
     shown = [event.live for event in later if event.live.requires_grad]
-    if not (branch.live.requires_grad and shown):
-        return True  # a way back is not known, as through quantised weights
+    steps = [event.live.grad_fn for event in (*events[call:place], *later)]
+    blocked = any(step is not None and NO_WAY_BACK in step.name() for step in steps)
+    if blocked or not (branch.live.requires_grad and shown):
+        return True  # quantised weights: what the layer mixed must still add up
     generator = torch.Generator().manual_seed(0)
     number = torch.zeros((), device=joined.device)
     for state in shown:
