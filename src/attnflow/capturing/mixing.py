@@ -125,7 +125,7 @@ class ModuleReader:
     def gain(self, name: str, width: int, device: Any) -> Gain:
         """What a norm or factor does."""
         if name not in self.gains:
-            self.gains[name] = read_gain(self.modules[name], width, device)
+            self.gains[name] = read_gain(self.modules[name], name, width, device)
         return self.gains[name]
 
 
@@ -137,7 +137,7 @@ def copy_module(module: Any) -> Any:
     return copy
 
 
-def read_gain(module: Any, width: int, device: Any) -> Gain:
+def read_gain(module: Any, name: str, width: int, device: Any) -> Gain:
     """The map of a norm or factor, from what it does to some vectors."""
     import torch
 
@@ -148,8 +148,14 @@ def read_gain(module: Any, width: int, device: Any) -> Gain:
     plain_module = copy_module(module)
 
     def run(vector: "torch.Tensor") -> "torch.Tensor":
-        with torch.no_grad():
-            return plain_module(vector.to(device)[None, None])[0, 0].double().cpu()
+        try:
+            with torch.no_grad():
+                return plain_module(vector.to(device)[None, None])[0, 0].double().cpu()
+        except Exception as error:
+            raise CaptureError(
+                f"{name} ({type(module).__name__}), which the attention's output passes, was not"
+                f" understood: {type(error).__name__}: {error}; use edges='attention'"
+            ) from error
 
     offset = run(torch.zeros(width))
     plain, shifted, doubled = run(probe), run(probe + 30.0), run(2 * probe)
@@ -301,8 +307,14 @@ def read_projection(module: Any, width: int) -> tuple["torch.Tensor", "torch.Ten
         bias = torch.zeros(matrix.shape[1]) if module.bias is None else module.bias.detach().float()
         return matrix, bias.to(matrix.device)
     copy = copy_module(module)
-    device = next(iter(copy.parameters())).device
+    weight = next(iter(copy.parameters()), None)  # quantised ones are no parameters
     with torch.no_grad():
-        units = torch.eye(width, device=device)[None]
-        bias = copy(torch.zeros_like(units[:, :1]))[0, 0]
-        return copy(units)[0] - bias, bias
+        units = torch.eye(width, device=None if weight is None else weight.device)[None]
+        try:
+            bias = copy(torch.zeros_like(units[:, :1]))[0, 0]
+            return copy(units)[0] - bias, bias
+        except Exception as error:
+            raise CaptureError(
+                f"the output projection {type(module).__name__} cannot be read:"
+                f" {type(error).__name__}: {error}; use edges='attention'"
+            ) from error

@@ -102,6 +102,11 @@ def watch_target(
     if target is None:
         return scores.gather(1, logits.argmax(dim=-1, keepdim=True))[:, 0]
     if isinstance(target, list):  # one class per sequence; what is predicted where None
+        if len(target) != len(scores):
+            raise OptionError(
+                f"a list of targets has one for each of {len(scores)} inputs; got {len(target)}"
+                " (a contrast is a tuple of two)"
+            )
         best = logits.argmax(dim=-1).tolist()
         chosen = [best[row] if aim is None else aim for row, aim in enumerate(target)]
         return scores.gather(1, torch.tensor(chosen, device=scores.device)[:, None])[:, 0]

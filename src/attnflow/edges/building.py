@@ -23,7 +23,7 @@ from attnflow.core.arrays import Array
 from attnflow.core.checks import check_residual
 from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.edges.backward import OneTarget, Target, find_gradients
-from attnflow.edges.choosing import EdgeWeight, read_edges
+from attnflow.edges.choosing import EdgeWeight, check_fusion, read_edges
 from attnflow.errors import OptionError
 from attnflow.models.families import name_part
 from attnflow.models.inputs import AnInput, Encoded, OneInput, are_many, batches
@@ -109,14 +109,16 @@ def attention_graph(
     if len(weights) != 1:
         raise OptionError(f"one kind of edges makes a graph; got {', '.join(weights)}")
     refuse_residual(weights, residual)
+    check_fusion(heads)
     values = inputs if are_many(inputs) else [inputs]
     encoded = [model.encode(value, truncation=truncation) for value in values]
     graphs: dict[int, AttentionGraph] = {}
     options: dict[str, Any] = {"target": target, "target_of": target_of, "position": position}
+    options |= {"residual": residual, "must_fuse": True}
     others = drop_attention(weights)
     for batch in batches(encoded, model.batch_tokens):
         chosen = [encoded[place] for place in batch]
-        run, made = run_edges(model, chosen, others, heads, residual=residual, **options)
+        run, made = run_edges(model, chosen, others, heads, **options)
         for place, attention, by_name in zip(batch, run.attentions, made, strict=True):
             graphs[place] = (
                 next(iter(by_name.values()))
@@ -194,11 +196,12 @@ def run_edges(
     target_of: str = "logit",
     residual: float | None = None,
     position: int | None = None,
+    must_fuse: bool = False,
 ) -> tuple[ForwardPass, list[dict[str, AttentionGraph]]]:
     """One forward pass, and the graphs of each input by the name of their edges.
 
     weights: those that are not attention. heads: how attention is fused, None to keep every head;
-    edges are fused by their mean then.
+    edges are fused by their mean then. must_fuse: refuse edges that have no heads to fuse.
     """
     if not weights:
         return run_batch(model, inputs, heads), [{} for _ in inputs]
@@ -211,7 +214,7 @@ def run_edges(
     def tell(place: int, mix: LayerMix) -> None:
         if place == 0:
             names.append(mix.name)
-        for name, matrix in weigh_layer(mix, weights, heads).items():
+        for name, matrix in weigh_layer(mix, weights, heads, must_fuse).items():
             layers[place][name].append(widen_layer(model, inputs[place], mix.name, matrix))
 
     run = run_batch(model, inputs, heads, tell_mixes(model, inputs, gradients, tell))
@@ -229,11 +232,11 @@ def run_edges(
 
 
 def weigh_layer(
-    mix: LayerMix, weights: Mapping[str, EdgeWeight], heads: str | None
+    mix: LayerMix, weights: Mapping[str, EdgeWeight], heads: str | None, must_fuse: bool = False
 ) -> dict[str, Array]:
     """[query, key] of each edge weight."""
     return {
-        name: weight.weigh(mix, heads or "mean").astype(np.float32)
+        name: weight.weigh(mix, heads or "mean", must_fuse=must_fuse).astype(np.float32)
         for name, weight in weights.items()
     }
 

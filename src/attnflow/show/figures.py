@@ -7,6 +7,7 @@ figure is left behind, and no setting of matplotlib is changed.
 
 from attnflow.show.drawing import Drawing, save
 from attnflow.show.figure_curves import layer_curves
+from attnflow.show.figure_edges import edges
 from attnflow.show.figure_graphs import attention_graph, compare_graphs, flow_paths
 from attnflow.show.figure_maps import compare_heatmaps, generation, heatmap
 from attnflow.show.figure_overlay import overlay
@@ -17,6 +18,7 @@ __all__ = [
     "attention_graph",
     "compare_graphs",
     "compare_heatmaps",
+    "edges",
     "flow_paths",
     "generation",
     "heatmap",
