@@ -569,7 +569,7 @@ BAD = [
     (["flow", "fused.npy", "--workers", "0"], "workers must be"),
     (
         ["flow", "fused.npy", "--out", "x.xlsx"],
-        "ending must be one of .csv, .json, .npz; got .xlsx",
+        "ending must be one of .csv, .json, .md, .tex, .npz; got .xlsx",
     ),
     (["flow", "fused.npy", "--out", "nowhere/x.csv"], "does not exist"),
     (["flow", "fused.npy", "--out", "taken.csv"], "it is a folder"),

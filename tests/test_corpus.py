@@ -1415,7 +1415,9 @@ def test_a_report_is_a_table_like_any_other(scored: Path, tmp_path: Path) -> Non
     assert "<table" in report._repr_html_()
     for ending in (".md", ".csv", ".tex", ".json"):
         assert report.save(tmp_path / f"report{ending}").stat().st_size > 200
-    assert len(json.loads((tmp_path / "report.json").read_text())) == 7
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert len(content["table"]) == 7
+    assert content["source"]["model"] == "verb-number"
 
 
 def test_the_bootstrap_interval_is_that_of_the_normal_law() -> None:

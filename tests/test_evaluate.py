@@ -159,7 +159,7 @@ def test_the_forms_of_a_report(tmp_path: Path) -> None:
     for ending in (".md", ".csv", ".tex", ".json"):
         assert report.save(tmp_path / f"x{ending}").stat().st_size > 100
     with pytest.raises(
-        af.FileError, match=r"the ending must be one of \.md, \.csv, \.tex, \.json; got \.xls"
+        af.FileError, match=r"the ending must be one of \.csv, \.json, \.md, \.tex; got \.xls"
     ):
         report.save(tmp_path / "x.xls")
     assert set(report.seconds) == {"blank_out", "input_gradient", "capture", "raw", "flow"}

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow.core.provenance import Source
-from attnflow.core.tables import (
+from attnflow.core.formatting import (
     VIEW_ROWS,
     Panel,
-    Table,
     escape_latex,
     format_html,
     format_latex,
     format_markdown,
     format_number,
 )
+from attnflow.core.provenance import Source
+from attnflow.core.tables import Table
 from attnflow.core.text import clean_text, show_token
 from attnflow.core.views import VIEW_SIDE, attention_html, format_heat_map
 from tests.oracles import attention
@@ -99,6 +99,56 @@ def test_pandas_and_csv_have_every_value_as_it_is(name: str, tmp_path: Path) -> 
         assert line[-1] == str(SOURCE)
         for read, value in zip(line, row, strict=False):
             assert read == str(value)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_saved_result_is_what_its_forms_say(name: str, tmp_path: Path) -> None:
+    result = RESULTS[name]
+    forms = {"csv": result.to_csv, "json": result.to_json}
+    forms |= {"md": result.to_markdown, "tex": result.to_latex}
+    for ending, form in forms.items():
+        saved = result.save(tmp_path / f"result.{ending}").read_bytes()
+        assert saved == form().encode(errors="backslashreplace")
+    content = json.loads(result.to_json())
+    field = "provenance" if name == "max_flow" else "source"
+    assert content[field] == SOURCE.to_dict()
+    with np.load(result.save(tmp_path / "result.npz")) as arrays:
+        assert Source.from_json(str(arrays[field])) == SOURCE
+        for shared in content.keys() & {"values", "tokens", "layers", "positions", "cut"}:
+            assert arrays[shared].tolist() == content[shared]
+    with pytest.raises(af.FileError, match=r"one of \.csv, \.json, \.md, \.tex, \.npz; got \.doc"):
+        result.save(tmp_path / "result.doc")
+
+
+def test_groups_are_saved_as_positions(tmp_path: Path) -> None:
+    groups = [[3, 0], [1, 2, 5]]
+    result = af.rollout(GRAPH, groups=groups, normalize=None)
+    assert json.loads(result.to_json())["groups"] == groups
+    with np.load(result.save(tmp_path / "groups.npz")) as arrays:
+        assert arrays["group_positions"].tolist() == [3, 0, 1, 2, 5]
+        assert arrays["group_lengths"].tolist() == [2, 3]
+        assert [arrays["normalize"].item(), arrays["bottom"].item()] == ["none", 0]
+    with np.load(af.raw(GRAPH).save(tmp_path / "raw.npz")) as arrays:
+        assert [arrays["normalize"].item(), arrays["bottom"].item()] == ["sum", -1]
+        assert "group_positions" not in arrays
+
+
+def test_a_table_without_arrays_is_saved_as_its_rows(tmp_path: Path) -> None:
+    saved = Small(source=SOURCE).save(tmp_path / "small.json").read_text()
+    first, second = json.loads(saved)["table"]
+    assert first == {"token": "a|b", "layer": 1, "value": 0.5}
+    assert second == {"token": "Ġkey", "layer": None, "value": None}
+    assert json.loads(saved)["source"] == SOURCE.to_dict()
+    with pytest.raises(af.FileError, match=r"the ending must be one of .*; got \.npz"):
+        Small().save(tmp_path / "small.npz")
+
+
+def test_a_table_must_have_rows() -> None:
+    class Bare(Table):
+        columns = ("token",)
+
+    with pytest.raises(TypeError, match=r"abstract method '?rows"):
+        Bare()  # type: ignore[abstract]
 
 
 def test_every_result_of_one_kind_has_the_same_columns() -> None:
@@ -342,7 +392,9 @@ def test_a_flow_is_saved_whole(tmp_path: Path) -> None:
         assert tuple(map(tuple, arrays["cut"].tolist())) == FLOW.cut
         assert arrays["target_positions"].tolist() == [1, 2]
         assert Source.from_json(arrays["provenance"].item()) == SOURCE
-    with pytest.raises(af.FileError, match=r"must be one of .csv, .json, .npz; got .txt"):
+    with pytest.raises(
+        af.FileError, match=r"must be one of .csv, .json, .md, .tex, .npz; got .txt"
+    ):
         FLOW.save(tmp_path / "flow.txt")
 
 

@@ -13,7 +13,6 @@ from attnflow.core.custom import import_function
 from attnflow.core.files import check_ending, check_writable
 from attnflow.errors import OptionError
 
-REPORT_ENDINGS = (".md", ".csv", ".tex", ".json")
 OWN = "package.module:function"
 
 AnyModel = Annotated[
@@ -87,7 +86,7 @@ ReportFile = Annotated[
     typer.Option(
         readable=False,
         metavar="FILE",
-        help="Write .md, .csv, .tex or .json as well.",
+        help="Write .csv, .json, .md or .tex as well.",
         show_default=False,
     ),
 ]

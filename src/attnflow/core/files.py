@@ -12,7 +12,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from attnflow.errors import FileError
 
@@ -65,9 +65,16 @@ def dump_json(content: object, *, separators: tuple[str, str] | None = None) -> 
     '{"values": [0.5, null]}'
     """
     try:
-        return json.dumps(content, allow_nan=False, separators=separators)
+        return json.dumps(content, allow_nan=False, separators=separators, default=list_values)
     except (ValueError, TypeError):
         return json.dumps(clean_json(content), allow_nan=False, separators=separators)
+
+
+def list_values(array: Any) -> object:
+    """What JSON can say of numpy's scalars and arrays, and of torch's tensors."""
+    if not hasattr(array, "tolist"):
+        raise TypeError(f"JSON cannot hold a {type(array).__name__}")
+    return array.tolist()
 
 
 def clean_json(content: object) -> object:
@@ -78,8 +85,8 @@ def clean_json(content: object) -> object:
         return {clean_json(key): clean_json(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
         return [clean_json(value) for value in content]
-    if hasattr(content, "tolist"):  # numpy's scalars and arrays, torch's tensors
-        return clean_json(content.tolist())
+    if hasattr(content, "tolist"):
+        return clean_json(list_values(content))
     return content
 
 

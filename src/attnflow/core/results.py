@@ -1,21 +1,19 @@
 """What the methods return: `TokenAttention`, with its tables and files."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count, check_integers
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.formatting import VIEW_ROWS, Panel
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
 from attnflow.core.provenance import Source
-from attnflow.core.tables import VIEW_ROWS, Panel, Table
+from attnflow.core.tables import ArrayTable
 from attnflow.core.text import clean_text, show_token
 from attnflow.errors import OptionError
 
@@ -23,7 +21,7 @@ LIMITS = ("between", "source", "target")  # what limits a flow, by the codes of 
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttention(Table):
+class TokenAttention(ArrayTable):
     """How much each token of layer `bottom` reaches each position of each layer.
 
     Parameters
@@ -296,19 +294,7 @@ class TokenAttention(Table):
             bar="value",
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write all values, and where they came from; the ending of the name says how.
-
-        Parameters
-        ----------
-        path
-            A file that ends in .csv (one line per value), .json or .npz.
-        """
-        return write_by_ending(
-            path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
-        )
-
-    def _write_json(self, file: IO[bytes]) -> None:
+    def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "method": self.method,
             "edges": self.edges,
@@ -318,36 +304,17 @@ class TokenAttention(Table):
             "bottom": self.bottom,
             "tokens": self.tokens,
             "queries": self.queries,
-            "values": self.values.tolist(),
+            "values": self.values,
         }
         if self.groups is not None:
             content["groups"] = [group.positions for group in self.groups]
         if self.saturated is not None:
-            content["saturated"] = self.saturated.tolist()
-        if self.source is not None:
-            content["source"] = self.source.to_dict()
-        file.write(dump_json(content).encode())
+            content["saturated"] = self.saturated
+        return content
 
-    def _write_npz(self, file: IO[bytes]) -> None:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "values": self.values,
-            "layers": np.array(self.layers),
-            "positions": np.array(self.positions),
-            "tokens": np.array(self.tokens),
-            "queries": np.array(self.queries),
-            "method": np.array(self.method),
-            "edges": np.array(self.edges),
-            "normalize": np.array(self.normalize or "none"),
-            "bottom": np.array(-1 if self.bottom is None else self.bottom),
-        }
-        if self.groups is not None:  # each key's positions, one after another, and how many it has
-            arrays["group_positions"] = np.concatenate([group.positions for group in self.groups])
-            arrays["group_lengths"] = np.array([len(group.positions) for group in self.groups])
-        if self.saturated is not None:
-            arrays["saturated"] = self.saturated
-        if self.source is not None:
-            arrays["source"] = np.array(self.source.to_json())
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    def _arrays(self) -> dict[str, Any]:
+        bottom = -1 if self.bottom is None else self.bottom
+        return {**super()._arrays(), "normalize": self.normalize or "none", "bottom": bottom}
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)

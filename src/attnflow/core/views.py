@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.formatting import FAINT, TABLE, format_number
 from attnflow.core.provenance import Source
-from attnflow.core.tables import FAINT, TABLE, format_number
 from attnflow.core.text import show_token
 from attnflow.errors import printable
 

@@ -5,7 +5,7 @@ No model runs.
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,10 +15,10 @@ import numpy as np
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.formatting import Panel
 from attnflow.core.groups import word_groups
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel, Table
+from attnflow.core.tables import Table
 from attnflow.core.text import is_common
 from attnflow.corpus.manifest import Manifest, removes_positions
 from attnflow.corpus.reading import read_shards
@@ -100,30 +100,6 @@ class CorpusReport(Table):
             "undefined",
         ]
         yield Panel(header, map(format_correlation, self.rows()), caption)
-
-    def to_json(self) -> str:
-        """The rows as JSON, one object each."""
-        return dump_json([dict(zip(self.columns, row, strict=True)) for row in self.rows()])
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .md, .csv, .tex or .json.
-
-        Parameters
-        ----------
-        path
-            The file; its ending says which.
-        """
-        forms = {
-            ".md": self.to_markdown,
-            ".csv": self.to_csv,
-            ".tex": self.to_latex,
-            ".json": self.to_json,
-        }
-
-        def writer(form: Callable[[], str]) -> Callable[[Any], object]:
-            return lambda file: file.write(form().encode(errors="backslashreplace"))
-
-        return write_by_ending(path, {ending: writer(form) for ending, form in forms.items()})
 
 
 def format_correlation(row: Sequence[Any]) -> list[str]:

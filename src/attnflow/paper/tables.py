@@ -17,7 +17,7 @@ from attnflow.analysis.gradients import REDUCTIONS, input_gradient
 from attnflow.analysis.report import Report
 from attnflow.analysis.token_importance import Importance
 from attnflow.core.files import write_csv, write_file
-from attnflow.core.tables import format_markdown
+from attnflow.core.formatting import format_markdown
 from attnflow.errors import OptionError, RoundingWarning
 from attnflow.models.loading import BUNDLED, load
 from attnflow.models.model import Model
