@@ -18,7 +18,7 @@ import pytest
 import attnflow as af
 from attnflow.core import memory, provenance
 from attnflow.core.files import check_writable, read_lines, write_file
-from attnflow.core.flows import flows_from, flows_of_all_layers
+from attnflow.core.flows import find_all_flows, find_flows
 from attnflow.core.groups import list_numbers, read_groups
 from attnflow.core.provenance import Source, list_versions, read_versions
 from tests.oracles import Floats, attention, edges_of
@@ -185,10 +185,10 @@ def test_without_words_every_token_of_a_group_is_a_word_of_its_name() -> None:
 
 def test_flows_are_not_taken_for_causal_unless_it_is_said() -> None:
     edges = edges_of(attention("peaky", 5, 6, np.random.default_rng(2)))
-    every = flows_of_all_layers(edges)
-    assert np.abs(every - flows_of_all_layers(edges, causal=False)).max() == 0
-    top = flows_from(edges, np.arange(6))
-    assert np.abs(top - flows_from(edges, np.arange(6), causal=False)).max() == 0
+    every = find_all_flows(edges)
+    assert np.abs(every - find_all_flows(edges, causal=False)).max() == 0
+    top = find_flows(edges, np.arange(6))
+    assert np.abs(top - find_flows(edges, np.arange(6), causal=False)).max() == 0
     assert np.abs(every[-1] - top).max() < 1e-12
 
 

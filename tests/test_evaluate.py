@@ -209,7 +209,7 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
             "unknown importance 'gradient'; choose from blank_out, input_gradient",
         ),
         ({"methods": []}, "at least one method is needed"),
-        ({"methods": ["raw", "raw"]}, "each method must have a name of its own; got 'raw' twice"),
+        ({"methods": ["raw", "raw"]}, "names of methods must be unique; got 'raw' twice"),
         ({"methods": {"raw": af.rollout}}, "a function with a name of its own"),
         ({"scorers": {"one": lambda text: [1.0]}}, "must give one number per token, 6 for"),
         (

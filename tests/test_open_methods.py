@@ -181,7 +181,7 @@ def give_other_layers(
         ({"mine": None}, "unknown method 'mine'"),
         ({"rollout": squared}, "must be a function with a name of its own; got 'rollout'"),
         ({"mine": 3}, "must be a function with a name of its own; got 'mine': int"),
-        ([squared, squared], "each method must have a name of its own; got 'squared' twice"),
+        ([squared, squared], "names of methods must be unique; got 'squared' twice"),
         ({"tokens": squared}, "must not be that of a column of results; got 'tokens'"),
         ({" ": squared}, "must be a string of visible text"),
         ({"a\nb": squared}, "must be a string of visible text"),

@@ -28,7 +28,7 @@ from attnflow.core.formatting import (
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Table
 from attnflow.core.text import clean_text, show_token
-from attnflow.core.views import VIEW_SIDE, attention_html, format_heat_map
+from attnflow.core.views import VIEW_SIDE, format_attention, format_heat_map
 from tests.oracles import attention
 
 HOSTILE = [
@@ -313,7 +313,7 @@ class Document(html.parser.HTMLParser):
 
 VIEWS: dict[str, Callable[[], str]] = {
     **{name: result._repr_html_ for name, result in RESULTS.items()},
-    "attention": lambda: attention_html(af.Attention(WEIGHTS, tokens=HOSTILE)),
+    "attention": lambda: format_attention(af.Attention(WEIGHTS, tokens=HOSTILE)),
     "matrix": lambda: format_heat_map(WEIGHTS[0], HOSTILE, HOSTILE, caption=HOSTILE[0]),
     "caption": lambda: format_html(
         [Panel([HOSTILE[1]], [(1,)], caption=HOSTILE[0], note=HOSTILE[1])]
@@ -349,7 +349,7 @@ def test_a_notebook_shows_the_strongest_where_there_are_too_many() -> None:
     keys = list(map(int, document.cells[::3]))
     assert keys == sorted(key for key, _, _ in result.top(VIEW_ROWS, position=0))
     assert f"the {VIEW_ROWS} strongest of {3 * VIEW_ROWS} keys" in result._repr_html_()
-    view = attention_html(af.Attention(weights))
+    view = format_attention(af.Attention(weights))
     assert f"the first {VIEW_SIDE} of {3 * VIEW_ROWS} rows" in view
     assert view.count("<td") == VIEW_SIDE**2
 

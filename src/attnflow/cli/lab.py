@@ -277,7 +277,7 @@ def figure4(
     """Figure 4: what a masked pronoun looks at, beside the probabilities of two words for it."""
     from attnflow.paper import pictures
 
-    pairs = [read_pair(each, "--references") for each in references]
+    pairs = [read_pair(pair, "--references") for pair in references]
     draw(
         lambda: pictures.figure_4(
             texts or pictures.PRONOUNS,

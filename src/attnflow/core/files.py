@@ -19,7 +19,7 @@ from attnflow.errors import FileError
 Writer = Callable[[IO[bytes]], object]
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has no pipes among its files
 PICTURES = (".png", ".svg", ".pdf")
-BINARY = getattr(os, "O_BINARY", 0)  # Windows would write two characters for each line break
+BINARY = getattr(os, "O_BINARY", 0)  # or Windows would write two characters per line break
 
 
 def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
@@ -56,7 +56,7 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
 
 
 def dump_json(content: object, *, separators: tuple[str, str] | None = None) -> str:
-    """JSON that every reader takes: numbers that are not finite are null.
+    """Standard JSON: numbers that are not finite become null.
 
     content: dicts, lists, tuples, strings, numbers, None; numpy's scalars and arrays too.
     separators: as `json.dumps` takes them.
@@ -71,14 +71,14 @@ def dump_json(content: object, *, separators: tuple[str, str] | None = None) -> 
 
 
 def list_values(array: Any) -> object:
-    """What JSON can say of numpy's scalars and arrays, and of torch's tensors."""
+    """Scalars and arrays of numpy, and tensors of torch, as what JSON can hold."""
     if not hasattr(array, "tolist"):
         raise TypeError(f"JSON cannot hold a {type(array).__name__}")
     return array.tolist()
 
 
 def clean_json(content: object) -> object:
-    """The same content in what JSON can say."""
+    """The same content with arrays as lists, and null for numbers that are not finite."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, Mapping):
@@ -93,7 +93,7 @@ def clean_json(content: object) -> object:
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """The lines of a text in UTF-8 with their numbers from 1; blank ones are left out.
 
-    The file is unpacked by gzip if its name ends in .gz.
+    The file is decompressed by gzip if its name ends in .gz.
     """
     number = 0
     try:
@@ -115,7 +115,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 
 def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
-    """A file to read, which ends: a pipe that nobody writes to is empty, a device is refused."""
+    """Open a file to read, without blocking: a pipe with no writer is empty, a device refused."""
 
     def open_now(name: str, flags: int) -> int:
         descriptor = os.open(name, flags | NONBLOCK)
@@ -132,12 +132,12 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def unpack(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
-    """What a file holds: it is compressed by gzip if its name ends in .gz."""
+    """The file, decompressed by gzip if its name ends in .gz."""
     return cast(IO[bytes], gzip.open(file)) if str(path).endswith(".gz") else file
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Where a file is to be written, links followed; or an error, before anything is computed."""
+    """The file to write to, links resolved; fails early, before anything is computed."""
     try:
         # not by Path.resolve, which raises RuntimeError where links lead in a circle
         target = Path(os.path.realpath(path))
@@ -177,7 +177,7 @@ def write_by_ending(path: str | os.PathLike[str], writers: Mapping[str, Writer])
 
 
 def write_csv(file: IO[bytes], header: list[str], rows: Iterable[tuple[object, ...]]) -> None:
-    """A table in UTF-8, row by row; what UTF-8 cannot say (a lone surrogate) is escaped."""
+    """Write a table in UTF-8, row by row; lone surrogates, which it cannot encode, are escaped."""
     text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

@@ -1,4 +1,4 @@
-"""Tables as text: the cells of a table in Markdown, LaTeX and HTML, none of which is executed."""
+"""Tables as Markdown, LaTeX and HTML, with all that tokens may hold escaped."""
 
 import html
 import math
@@ -43,7 +43,7 @@ class Panel:
 
 
 def take_rows(rows: Iterable[Row], limit: int | None) -> tuple[list[Row], int]:
-    """At most so many rows, all if None, and how many are left."""
+    """The first `limit` rows, all if None, and the number of rows left out."""
     if limit is not None:
         check_count("limit", limit)
     remaining = iter(rows)
@@ -51,7 +51,7 @@ def take_rows(rows: Iterable[Row], limit: int | None) -> tuple[list[Row], int]:
 
 
 def count_rows(rows: Sequence[Row], left: int) -> str:
-    """What a table that was cut says of itself; nothing if it was not."""
+    """A note on how many rows are shown; empty if all are."""
     return f"{len(rows):,} of {len(rows) + left:,} rows" if left else ""
 
 
@@ -59,7 +59,7 @@ def count_rows(rows: Sequence[Row], left: int) -> str:
 
 
 def format_number(value: float) -> str:
-    """A number as every table prints it: four decimals, or a power of ten where these say nothing.
+    """A number as all tables print it: four decimals, or scientific notation if they do not suit.
 
     >>> [format_number(value) for value in (0.25, 0, 1e-7, -12.5)]
     ['0.2500', '0', '1.00e-07', '-12.5000']
@@ -70,7 +70,7 @@ def format_number(value: float) -> str:
 
 
 def format_cell(value: object, column: str = "") -> str:
-    """One cell as text, in one line, with everything in it visible.
+    """One cell as a single line of printable text.
 
     >>> format_cell("Ġkey", "token"), format_cell(None), format_cell(3), format_cell(0.5)
     ('key', '', '3', '0.5000')
@@ -85,12 +85,12 @@ def format_cell(value: object, column: str = "") -> str:
 
 
 def format_row(header: Sequence[str], row: Row) -> list[str]:
-    """The cells of one row as text; tokens are those in the columns of tokens."""
+    """The cells of one row as text."""
     return [format_cell(cell, name) for name, cell in zip(header, row, strict=True)]
 
 
 def find_numbers(header: Sequence[str], rows: Sequence[Row]) -> list[bool]:
-    """Which columns hold numbers, and stand to the right."""
+    """Which columns hold numbers, and are right-aligned."""
     return [
         bool(rows)
         and all(
@@ -143,7 +143,7 @@ LIGATURES = re.compile(r"([-`',])(?=\1)|[?!](?=`)")  # would print as a characte
 
 
 def escape_latex(text: str) -> str:
-    r"""A text that LaTeX prints as it stands, and none of which it executes.
+    r"""Escape a text so that LaTeX prints it verbatim and executes none of it.
 
     >>> escape_latex(r"50% of \input{x}")
     '50\\% of \\textbackslash{}input\\{x\\}'
@@ -152,7 +152,7 @@ def escape_latex(text: str) -> str:
 
 
 def format_latex(header: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    r"""The lines of a tabular with the rules of booktabs; numbers stand to the right.
+    r"""The lines of a tabular with the rules of booktabs; numbers are right-aligned.
 
     >>> print(*format_latex(["token", "value"], [("R&D", 0.5)]), sep="\n")
     \begin{tabular}{lr}
@@ -196,7 +196,7 @@ FAINT = "opacity:.7;font-size:90%;margin:.3em 0"
 
 
 def format_html(panels: Iterable[Panel], source: Source | None = None) -> str:
-    """Panels as HTML for a notebook: no script, nothing from outside, some rows of each."""
+    """Panels as HTML for a notebook: no scripts, no external resources, the first rows only."""
     parts = []
     for panel in panels:
         rows, left = take_rows(panel.rows, VIEW_ROWS)
@@ -211,7 +211,7 @@ def format_html(panels: Iterable[Panel], source: Source | None = None) -> str:
 
 
 def format_html_table(header: Sequence[str], rows: Sequence[Row], bar: str | None) -> str:
-    """One table; the numbers of column `bar` with bars behind them, longest for the largest."""
+    """One table; column `bar` has bars behind its numbers, relative to the largest one."""
     numeric = find_numbers(header, rows)
     aligned = [f"padding:.1em .5em;text-align:{'right' if n else 'left'}" for n in numeric]
     place = None if bar is None else list(header).index(bar)
@@ -249,6 +249,6 @@ def format_html_table(header: Sequence[str], rows: Sequence[Row], bar: str | Non
 
 
 def measure_bar(cell: object) -> float:
-    """The number that a bar is as long as; 0 where a cell has none, or none that is finite."""
+    """The length of a cell's bar; 0 if the cell has no finite number."""
     value = float(cell) if isinstance(cell, Real) else 0.0
     return value if math.isfinite(value) else 0.0

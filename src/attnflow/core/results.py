@@ -22,7 +22,7 @@ LIMITS = ("between", "source", "target")  # what limits a flow, by the codes of 
 
 @dataclass(frozen=True, eq=False)
 class TokenAttention(ArrayTable):
-    """How much each token of layer `bottom` reaches each position of each layer.
+    """How much every token of layer `bottom` reaches the positions of higher layers.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class TokenAttention(ArrayTable):
     method
         The name of the method.
     layers, positions
-        Whose rows these are.
+        The layers and positions of the rows.
     bottom
         The layer that the keys are positions of; None for raw attention.
     tokens, queries
@@ -43,11 +43,11 @@ class TokenAttention(ArrayTable):
     normalize
         "sum", "receptive_field" or None, as the method was asked.
     words
-        The word that each token belongs to, by number; None where this is not known.
+        The number of the word per token; None if unknown.
     groups
-        The positions that each key takes together; None if keys are positions.
+        The positions that a key takes together; None if keys are positions.
     limits
-        [layer, query, key], of flow only: places in `LIMITS`; see `limited_by`.
+        [layer, query, key], of flow only: indices into `LIMITS`; see `limited_by`.
     window, removed
         The windows of the graph's layers, and the positions that were taken out of it.
     size
@@ -78,7 +78,7 @@ class TokenAttention(ArrayTable):
     normalize: str | None
     words: tuple[int | None, ...] | None = None
     groups: tuple[Group, ...] | None = None
-    limits: npt.NDArray[np.int8] | None = None  # [layer, query, key], places in LIMITS
+    limits: npt.NDArray[np.int8] | None = None  # [layer, query, key], indices into LIMITS
     window: tuple[int | None, ...] | None = None
     removed: tuple[int, ...] = ()
     size: int | None = None  # positions of the graph
@@ -105,26 +105,26 @@ class TokenAttention(ArrayTable):
 
     @cached_property
     def saturated(self) -> npt.NDArray[np.bool_] | None:
-        """[layer, query, key]: where source or target alone limit a flow; None of other methods."""
+        """[layer, query, key]: where source or target alone limits a flow; None if not flow."""
         return None if self.limits is None else self.limits != LIMITS.index("between")
 
     @cached_property
     def spread(self) -> Floats:
-        """[layer, query]: 0 where a row is even, and says nothing, to 1 where all is on one key.
+        """[layer, query]: from 0, where a row is even and says nothing, to 1, all on one key.
 
-        Half the summed distance of the row, made to sum to 1, from even over the n keys that it
-        may see, divided by the largest that this can be, 1 - 1/n.
+        The total variation distance between the row, normalised to sum to 1, and the uniform
+        distribution over the n keys that it may see, divided by its maximum, 1 - 1/n.
         """
         places = range(len(self.layers))
         return np.stack([measure_spread(self.values[at], self._visible(at)) for at in places])
 
     @property
     def visible_keys(self) -> npt.NDArray[np.int64]:
-        """[layer, query]: how many keys (or groups) each row may see."""
+        """[layer, query]: the number of keys (or groups) that a row may see."""
         return np.stack([self._visible(place).sum(axis=1) for place in range(len(self.layers))])
 
     def _visible(self, place: int) -> npt.NDArray[np.bool_]:
-        """[query, key] of the layer at this place: the keys that each query may see.
+        """[query, key] of the layer at this place: the keys that the queries may see.
 
         A step through a layer with window w leads at most w - 1 positions away. A group is seen
         if one of its positions is.
@@ -160,7 +160,7 @@ class TokenAttention(ArrayTable):
         return values
 
     def select(self, position: int, layer: int | None = None) -> "TokenAttention":
-        """The same with one position of one layer only.
+        """A copy with one position of one layer only.
 
         Parameters
         ----------
@@ -186,7 +186,7 @@ class TokenAttention(ArrayTable):
         Parameters
         ----------
         k
-            At most so many.
+            The maximum number of keys.
         position
             As in `at`; if None, the first position of this result, or the last if it is causal.
         layer
@@ -229,9 +229,9 @@ class TokenAttention(ArrayTable):
         return self.layers.index(layer), self.positions.index(counted)
 
     def by_word(self) -> "TokenAttention":
-        """The same with the tokens of each word summed over keys; a token of no word stands alone.
+        """A copy with the keys of a word summed; a token without a word stands alone.
 
-        Flow refuses: the flow to a word is no sum, it is what `flow(..., groups="words")` gives.
+        Flow refuses, as the flow to a word is not a sum: `flow(..., groups="words")` computes it.
         """
         if self.normalize == "receptive_field":
             raise OptionError(
@@ -253,7 +253,7 @@ class TokenAttention(ArrayTable):
         )
 
     def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:
-        """(method, layer, position, query, key, token, value) of each value."""
+        """One (method, layer, position, query, key, token, value) per value."""
         for matrix, layer in zip(self.values, self.layers, strict=True):
             for row, position, query in zip(
                 matrix.tolist(), self.positions, self.queries, strict=True

@@ -36,7 +36,7 @@ class MaxFlow(ArrayTable):
         (layer, query, key) of every edge of a minimum cut. All of them are full, and their
         capacities sum to the value.
     cut_capacity
-        That sum.
+        The sum of the capacities of the cut.
     tokens
         The names of the positions.
     provenance
@@ -68,7 +68,7 @@ class MaxFlow(ArrayTable):
         return end if isinstance(end, tuple) else (end,)
 
     def rows(self) -> Iterator[tuple[int, int, str, int, str, float, bool]]:
-        """(layer, position, query, key, token, flow, cut) of each edge with flow or in the cut."""
+        """One (layer, position, query, key, token, flow, cut) per edge with flow or in the cut."""
         lowest = self.target[0] + 1
         limiting = set(self.cut)
         carrying = {(int(at) + lowest, int(q), int(k)) for at, q, k in np.argwhere(self.edges > 0)}

@@ -48,7 +48,7 @@ class Table(ABC):
         """The rows, one value per column."""
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """All rows as a table of pandas; `.attrs["source"]` says where they came from."""
+        """All rows as a DataFrame; `.attrs["source"]` says where they came from."""
         try:
             import pandas
         except ImportError as error:
@@ -88,7 +88,7 @@ class Table(ABC):
         Parameters
         ----------
         limit
-            Print at most so many rows; all if None.
+            The maximum number of rows; all if None.
         """
         lines = []
         for panel in self._panels():
@@ -109,7 +109,7 @@ class Table(ABC):
         Parameters
         ----------
         limit
-            Print at most so many rows; all if None.
+            The maximum number of rows; all if None.
         """
         lines = []
         for panel in self._panels():
@@ -154,7 +154,7 @@ class Table(ABC):
         return self._panels()
 
     def _by_column(self) -> dict[str, Sequence[Any]]:
-        """The values of each column; a result that has them as arrays overrides this."""
+        """The values by column; a result that has them as arrays overrides this."""
         rows = (
             [clean_text(cell) if isinstance(cell, str) else cell for cell in row]
             for row in self.rows()
@@ -186,7 +186,7 @@ class ArrayTable(Table):
     def _arrays(self) -> dict[str, Any]:
         """What an .npz file holds, by name; overridden where JSON has what no array can be.
 
-        Groups become the positions of one after another, and how many each has.
+        Groups become one array of all their positions and one of their lengths.
         """
         arrays = self._content()
         groups = arrays.pop("groups", None)

@@ -1,9 +1,9 @@
 """One self-contained interactive HTML page from an `Explanation` or a `Generation`.
 
-Its data stands beside our own script and style. Numbers travel as float16 in base64: 3 digits,
-which is what the page shows. Raw attention and rollout are computed in the page from the fused
-weights where these are attention; all other methods, and importance, are given. All text reaches
-the page as JSON, and the document through `textContent` only.
+Data, script and style are inlined. Numbers are stored as float16 in base64: 3 digits, as many as
+the page shows. Raw attention and rollout are computed in the page from the fused weights if edges
+are attention; all other methods, and importance, are stored. All text reaches the page as JSON,
+and the document through `textContent` only.
 """
 
 import base64
@@ -45,11 +45,11 @@ TITLES = {
     ),
     "rollout": (
         "Rollout",
-        "Attention rollout: the share of each input token that arrives here, over all paths.",
+        "Attention rollout: the share of every input token that arrives here, over all paths.",
     ),
     "flow": (
         "Flow",
-        "Attention flow: the most that could travel between here and each input token, over all"
+        "Attention flow: the most that could travel between here and every input token, over all"
         " paths together.",
     ),
     "blank_out": (
@@ -122,7 +122,7 @@ def explanation_page(explanation: Explanation) -> str:
 def generation_page(generation: Generation, *, methods: Choices | None = None) -> str:
     """The page of one generation: a generated token colours the prompt with its row of M.
 
-    methods: those to show, by name or as {name: function}; all of attnflow's if None.
+    methods: by name or as {name: function}; all of attnflow's if None.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> from attnflow import generate
@@ -164,9 +164,9 @@ def generation_page(generation: Generation, *, methods: Choices | None = None) -
 
 
 def framed(page: str) -> str:
-    """The page inside a frame, for a notebook: its styles and ours do not mix.
+    """The page inside an iframe for a notebook, so that styles do not mix.
 
-    Its scripts reach nothing outside.
+    Its scripts cannot reach the notebook.
 
     >>> framed("<p>hello</p>")[:31]
     '<iframe title="attnflow" srcdoc'
@@ -186,13 +186,13 @@ def framed(page: str) -> str:
 
 
 def describe_name(name: str) -> Data:
-    """What the page calls a method or an importance, and what it says of it."""
+    """The title and the explanation of a method or an importance on the page."""
     title, meaning = TITLES.get(name, (name, ""))
     return {"title": printable(title), "meaning": meaning}
 
 
 def describe_prediction(prediction: tuple[str, float] | None) -> tuple[str, float] | None:
-    """The label as a person reads it: of a language model it is a token."""
+    """The predicted label for people to read: for a language model it is a token."""
     return None if prediction is None else (show_token(prediction[0]), prediction[1])
 
 
@@ -204,7 +204,7 @@ def describe_result(
     graph: AttentionGraph,
     packed: Mapping[str, Any],
 ) -> Data:
-    """One method of an explanation: its name, and the rows that the page cannot compute."""
+    """One method of an explanation for JSON: its name, and rows that the page cannot compute."""
     data: Data = {"name": name, **describe_name(name)}
     kind = COMPUTED.get(function) if function is not None else None
     if kind is not None and "weights" in packed and graph.residual is not None:
@@ -222,7 +222,7 @@ def describe_result(
 
 
 def describe_prompt_attention(result: PromptAttention, generation: Generation) -> Data:
-    """One method of a generation, all of whose rows are given."""
+    """One method of a generation for JSON, with all its rows."""
     data: Data = {"name": result.method, **describe_name(result.method)}
     data["rows"] = pack_rows(result.values.transpose(2, 0, 1), generation.positions)
     if result.saturated is not None:
@@ -245,12 +245,12 @@ def pack_array(array: Array) -> Data:
 
 
 def pack_rows(values: Array, positions: Iterable[int]) -> Data:
-    """Rows that the page does not compute: values [layer, query, key], of these positions."""
+    """Rows that the page does not compute: values [layer, query, key] of some positions."""
     return {"positions": list(positions), "values": pack_array(values)}
 
 
 def round_numbers(values: Iterable[float]) -> list[float]:
-    """Plain numbers of 5 digits: importance may be too small, or too large, for float16."""
+    """Numbers rounded to 5 digits: importance may be too small, or too large, for float16."""
     return [float(f"{value:.4e}") for value in values]
 
 
@@ -260,7 +260,7 @@ def pack_flags(values: Array) -> list[list[int]]:
 
 
 def flag_saturated(saturated: Array) -> list[list[int]]:
-    """[layer, query]: 1 where so much of a row [layer, query, key] sits at its bound.
+    """[layer, query]: 1 where most of a row [layer, query, key] is saturated.
 
     Such a row says nothing about its source.
     """
@@ -268,7 +268,7 @@ def flag_saturated(saturated: Array) -> list[list[int]]:
 
 
 def pack_weights(attention: Attention | None, graph: AttentionGraph) -> tuple[Data, list[str]]:
-    """The fused weights, or edges, and the weights of every head, as far as they fit; and notes.
+    """The fused weights, or edges, and the weights of all heads that fit; and notes.
 
     Edges with the residual inside are divided by their largest row sum: the page draws shares.
     """
@@ -296,7 +296,7 @@ def pack_weights(attention: Attention | None, graph: AttentionGraph) -> tuple[Da
 
 
 def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: AttentionGraph) -> Data:
-    """What the tokens and the layers are."""
+    """Tokens and layers for JSON."""
     names = list(tokens)
     return {
         "tokens": names,
@@ -320,20 +320,20 @@ UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028
 
 
 def encode_json(data: Data) -> str:
-    """JSON that can stand inside a script element: it cannot end the element or start a comment."""
+    """JSON for use inside a script element: it cannot end the element or start a comment."""
     return dump_json(data, separators=(",", ":")).translate(UNSAFE)
 
 
 @cache
 def read_asset(name: str) -> str:
-    """One of the files that make the page."""
+    """The text of an asset of the page."""
     return (files("attnflow.show") / "page_assets" / name).read_text(encoding="utf-8")
 
 
 def fill_template(data: Data) -> str:
-    """The template with style, script and data in it.
+    """Fill style, script and data into the template.
 
-    The data is put in last, so that nothing in it is taken for a place to fill.
+    Data comes last, so that nothing in it is taken for a placeholder.
     """
     page = (
         read_asset("page.html")
