@@ -149,6 +149,29 @@ def test_a_bad_file_of_weights_is_an_error_of_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_layer_without_weights_is_named_by_its_number(place: int) -> None:
+    layers: list[Any] = [np.eye(2)[None, None]] * 3
+    layers[place] = None
+    with pytest.raises(
+        af.WeightsError, match=rf"^layer {place + 1} is None: the model returned no"
+    ):
+        af.Attention(layers)
+
+
+def test_bad_weights_in_a_file_are_an_error_of_the_weights(tmp_path: Path) -> None:
+    np.save(tmp_path / "halves.npy", np.full((1, 2, 2), 0.25))
+    with pytest.raises(af.WeightsError, match=r"^rows of the weights must sum to 1"):
+        af.Attention.load(tmp_path / "halves.npy")
+
+
+def test_the_row_of_a_removed_position_may_be_empty_under_a_mask() -> None:
+    weights = [[[0.0, 0.0, 0.0], [0.5, 0.5, 1e-9], [0.2, 0.3, 0.5]]]
+    graph = af.AttentionGraph(weights, causal=True, removed=[0])
+    assert graph.edges[0, 0].tolist() == [0.0, 0.0, 0.0]
+    np.testing.assert_allclose(graph.edges[0, 1:], [[0, 1, 0], [0, 0.1875, 0.8125]], atol=1e-15)
+
+
 # ---- groups -------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""`Explanation`: one input, what a model makes of it, and what it looked at."""
+"""`Explanation`: one input, the prediction for it, and the token attention behind it."""
 
 import os
 import warnings
@@ -24,7 +24,7 @@ from attnflow.notices import collect_notices
 
 @dataclass(frozen=True, eq=False)
 class Explanation(ArrayTable):
-    """One input, what the model makes of it, and what it looked at.
+    """One input, the prediction for it, and the token attention behind it.
 
     Parameters
     ----------
@@ -132,14 +132,14 @@ class Explanation(ArrayTable):
     def scores(
         self, layer: int | None = None, *, by_word: bool = False
     ) -> dict[str, tuple[tuple[str, ...], Floats]]:
-        """(tokens, one number per token) of each method in a layer, and of each importance.
+        """{name: (tokens, one number per token)} of methods in a layer, and of importances.
 
         Parameters
         ----------
         layer
             The top one if None.
         by_word
-            Subwords summed to words; of flow, the maximum flow to each whole word.
+            Subwords summed to words; for flow, the maximum flow to a whole word.
         """
         scores: dict[str, tuple[tuple[str, ...], Floats]] = {}
         for name in self.results:

@@ -1,4 +1,4 @@
-"""`input_gradient`: how steeply a prediction changes with the embedding of each token."""
+"""`input_gradient`: how steeply a prediction changes with the embeddings of tokens."""
 
 import threading
 import warnings
@@ -64,7 +64,7 @@ def input_gradient(
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> Importance | list[Importance]:
-    """How steeply the target's probability changes with each token's embedding.
+    """How steeply the target's probability changes with the tokens' embeddings.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class Report(Table):
     layers
         The layers of the methods.
     examples
-        The scores of each example.
+        The scores per example.
     special_tokens
         Whether CLS, SEP and the like take part.
     query
@@ -88,7 +88,7 @@ class Report(Table):
 
     @cached_property
     def correlations(self) -> dict[tuple[str, str], Floats]:
-        """[layer, example] for each (against, method); NaN where a correlation is undefined."""
+        """{(against, method): [layer, example]}; NaN where a correlation is undefined."""
         correlations = {}
         for name in self.against:
             for method in self.methods:
@@ -176,7 +176,7 @@ class Report(Table):
             yield [method, *means, "–".join(map(str, ends))]
 
     def what(self) -> str:
-        """What was counted, in words."""
+        """What the correlations are over, in words."""
         special = sorted(
             {
                 token

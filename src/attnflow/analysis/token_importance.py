@@ -32,9 +32,9 @@ class Importance(ArrayTable):
     target
         The name of the class (for language models: the token) whose probability was watched.
     probability
-        The target's probability on the input as it stands.
+        The target's probability on the unchanged input.
     words
-        The word that each token belongs to, by number; None where this is not known.
+        The number of the word per token; None if unknown.
     signed
         Whether the values have a sign.
     groups
@@ -65,14 +65,14 @@ class Importance(ArrayTable):
         Parameters
         ----------
         k
-            At most so many.
+            The maximum number of tokens.
         """
         check_count("k", k)
         order = np.argsort(-np.abs(self.values), kind="stable")[:k]
         return [(int(at), self.tokens[at], float(self.values[at])) for at in order]
 
     def by_word(self) -> "Importance":
-        """The same with the tokens of each word summed; a token without a word stands alone.
+        """A copy with the tokens of a word summed; a token without a word stands alone.
 
         Blank-out refuses: a word is blanked out as a whole by `blank_out(..., groups="words")`.
         """
@@ -87,7 +87,7 @@ class Importance(ArrayTable):
         return replace(self, values=values, tokens=names, words=None, groups=groups)
 
     def rows(self) -> Iterator[tuple[str, str, int, str, float]]:
-        """(method, target, key, token, value) of each token."""
+        """One (method, target, key, token, value) per token."""
         for key, (token, value) in enumerate(zip(self.tokens, self.values.tolist(), strict=True)):
             yield self.method, self.target, key, token, value
 

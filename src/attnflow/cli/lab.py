@@ -71,7 +71,8 @@ def verb_number_command(
     out: Folder,
     seed: Seed = 0,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Train for so many steps at most.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="The maximum number of steps.", show_default=False),
     ] = None,
     resume: Resume = False,
 ) -> None:

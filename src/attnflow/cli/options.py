@@ -72,7 +72,7 @@ Graph = Annotated[
 ]
 Normalize = Annotated[str, typer.Option(help="sum (rows sum to 1), receptive_field, or none.")]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)
+    int | None, typer.Option(min=1, help="The maximum number of examples.", show_default=False)
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
 SpecialTokens = Annotated[

@@ -148,12 +148,12 @@ def explain_corpus(
         Names of importances ("blank_out", "input_gradient"), or {name: function} as for methods,
         called as f(model, texts, targets); none by default.
     limit
-        At most so many rows.
+        The maximum number of rows.
     batch_tokens
         Tokens that run through the model together; the model's choice by default.
     workers
-        Processes, each with a model of its own and one thread; the result does not depend on their
-        number. One by default, on Ray as many as the cluster has GPUs or cores for.
+        The number of processes, each with its own model and one thread; results do not depend on
+        it. One by default, on Ray as many as the cluster has GPUs or cores for.
     engine
         "local", or "ray".
     address

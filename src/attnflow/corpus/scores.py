@@ -38,7 +38,7 @@ class CorpusReport(Table):
     name
         The folder of the corpus.
     layers
-        The layers of each method.
+        The layers by method.
     correlations
         By (against, method): [layer, text]; NaN where a correlation is undefined.
     special_tokens
@@ -131,7 +131,7 @@ def evaluate_corpus(
     special_tokens
         Whether CLS, SEP and the like take part.
     limit
-        At most so many texts.
+        The maximum number of texts.
     seed
         The seed of the bootstrap.
     """
@@ -185,7 +185,7 @@ def choose_stored(
 def read_rows(
     folder: Path, manifest: Manifest, columns: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:
-    """These columns of each row, and what tells which tokens are ranked."""
+    """Some columns of all rows, and what decides which tokens are ranked."""
     removed = ["removed"] if removes_positions(manifest.options) else []
     for batch in read_shards(folder, manifest, ["special", *removed, *columns]):
         yield from batch.to_pylist()
@@ -202,7 +202,7 @@ def find_kept(
 
 
 def round_scores(values: Any) -> Floats:
-    """Scores in float64, relative to the largest of each row, to the digits that float32 holds."""
+    """Scores in float64, relative to the largest of their row, to the digits that float32 holds."""
     scores = np.asarray(values, dtype=np.float64)
     largest = np.abs(scores).max(axis=-1, keepdims=True)
     return np.round(scores / np.where(largest > 0, largest, 1.0), STORED_DIGITS)
