@@ -21,6 +21,7 @@ from attnflow.core.files import check_writable, read_lines, write_file
 from attnflow.core.flows import find_all_flows, find_flows
 from attnflow.core.groups import list_numbers, read_groups
 from attnflow.core.provenance import Source, list_versions, read_versions
+from attnflow.core.results import measure_spread
 from tests.oracles import Floats, attention, edges_of
 
 RNG = np.random.default_rng(0)
@@ -79,6 +80,30 @@ def test_a_selected_row_is_that_row_with_all_that_is_known_of_it(method: Any) ->
         assert row.limits.tolist() == [[whole.limits[1, 1].tolist()]]
     with pytest.raises(af.OptionError, match="position 1 was not computed"):
         whole.select(1, 3)
+
+
+def test_a_result_made_by_hand_knows_its_size_from_its_keys() -> None:
+    values = np.array([[[0.2, 0.3, 0.5]]])  # [layer, query, key]
+    named: dict[str, Any] = {"tokens": ("a", "b", "c"), "queries": ("c",), "causal": False}
+    result = af.TokenAttention(values, "mine", (1,), (2,), 0, normalize=None, **named)
+    assert result.size == 3
+    assert result.at(-1).tolist() == [0.2, 0.3, 0.5]
+
+
+@pytest.mark.parametrize("copy", [True, False, None])
+def test_a_result_is_an_array_of_the_type_asked_for(copy: bool | None) -> None:
+    result = af.rollout(WORDS)
+    single = result.__array__(np.float32, copy=copy)
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, result.values, rtol=1e-6)
+    assert np.shares_memory(result.__array__(copy=copy), result.values) == (not copy)
+
+
+def test_the_spread_of_rows_is_the_same_along_any_axes() -> None:
+    values = RNG.random((2, 3, 4))
+    seen = RNG.random((2, 3, 4)) < 0.8
+    stacked = [measure_spread(rows, mask) for rows, mask in zip(values, seen, strict=True)]
+    np.testing.assert_array_equal(measure_spread(values, seen), stacked)
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -169,7 +194,8 @@ def test_the_row_of_a_removed_position_may_be_empty_under_a_mask() -> None:
     weights = [[[0.0, 0.0, 0.0], [0.5, 0.5, 1e-9], [0.2, 0.3, 0.5]]]
     graph = af.AttentionGraph(weights, causal=True, removed=[0])
     assert graph.edges[0, 0].tolist() == [0.0, 0.0, 0.0]
-    np.testing.assert_allclose(graph.edges[0, 1:], [[0, 1, 0], [0, 0.1875, 0.8125]], atol=1e-15)
+    expected = np.array([[0.0, 1.0, 0.0], [0.0, 0.1875, 0.8125]])
+    np.testing.assert_allclose(graph.edges[0, 1:], expected, atol=1e-15)
 
 
 # ---- groups -------------------------------------------------------------------------------------
