@@ -429,7 +429,7 @@ def test_available_memory_is_the_least_that_anything_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups = {Path(str(number)): size for number, size in enumerate(left)}
-    monkeypatch.setattr(memory, "read_numbers", lambda path: known)
+    monkeypatch.setattr(memory, "read_counters", lambda path: known)
     monkeypatch.setattr(memory, "list_control_groups", lambda: list(groups))
     monkeypatch.setattr(memory, "find_left", groups.__getitem__)
     assert memory.find_available_memory() == expected

@@ -21,7 +21,7 @@ from attnflow.core.flows import (
     raise_demands,
     settle,
 )
-from attnflow.core.kernels import unpack
+from attnflow.core.kernels import unpack_nodes
 from attnflow.core.layers import Layers
 from attnflow.core.masks import is_causal
 from attnflow.core.mincut import find_flow_and_cut
@@ -460,7 +460,7 @@ def test_the_bits_of_edges_are_those_that_can_carry_something(nodes: int, steps:
     edges *= rng.choice([1.0, 1e-17], edges.shape)
     ways = find_ways(Layers.of_edges(edges).held)
     assert ways.shape == (steps, nodes, (nodes + 63) // 64)
-    assert (unpack(ways, nodes) == (edges > TINY)).all()
+    assert (unpack_nodes(ways, nodes) == (edges > TINY)).all()
     for row, words in zip(edges.reshape(-1, nodes), ways.reshape(-1, ways.shape[2]), strict=True):
         assert sum(int(word) << 64 * place for place, word in enumerate(words)) == sum(
             1 << int(node) for node in np.flatnonzero(row > TINY)

@@ -28,7 +28,7 @@ from attnflow.core.formatting import (
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Table
 from attnflow.core.text import clean_text, show_token
-from attnflow.core.views import VIEW_SIDE, format_attention, format_heat_map
+from attnflow.core.views import VIEW_NAME, VIEW_SIDE, format_attention, format_heat_map
 from tests.oracles import attention
 
 HOSTILE = [
@@ -411,3 +411,26 @@ def test_files_say_where_they_came_from(name: str, tmp_path: Path) -> None:
     assert "source" not in json.loads(silent.save(tmp_path / "silent.json").read_text())
     with np.load(silent.save(tmp_path / "silent.npz")) as arrays:
         assert "source" not in arrays
+
+
+def test_a_cut_without_edges_is_saved_as_numbers_of_edges(tmp_path: Path) -> None:
+    nothing = af.max_flow(
+        af.Attention([np.tri(2) / np.array([[1], [2]])]), source=(1, 0), target=(0, 1)
+    )
+    assert (nothing.value, nothing.cut) == (0.0, ())
+    with np.load(nothing.save(tmp_path / "nothing.npz")) as arrays:
+        assert arrays["cut"].shape == (0, 3)
+        assert arrays["cut"].dtype == np.int64
+
+
+def test_a_heat_map_says_what_it_leaves_out_and_nothing_else() -> None:
+    whole = format_heat_map(np.ones((2, 3)), ["a", "b"], ["c", "d", "e"])
+    assert "the first" not in whole
+    assert "…" not in whole
+    fits, cut = "x" * VIEW_NAME, "y" * (VIEW_NAME + 1)
+    names = [str(number) for number in range(VIEW_SIDE + 1)]
+    shown = format_heat_map(np.ones((2, VIEW_SIDE + 1)), [fits, cut], names)
+    assert f"the first {VIEW_SIDE} of {VIEW_SIDE + 1} columns" in shown
+    assert "rows" not in shown
+    assert f">{fits}<" in shown
+    assert f">{cut[:-2]}…<" in shown

@@ -14,7 +14,7 @@ from attnflow.core.provenance import Source
 from attnflow.core.tables import Table
 from attnflow.errors import OptionError
 
-Row = tuple[str, str, int | None, float, float, int, int]
+ReportRow = tuple[str, str, int | None, float, float, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Report(Table):
         """
         return replace(self, special_tokens=special_tokens)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ReportRow]:
         """(against, method, layer, mean, standard deviation, examples, how many are undefined).
 
         The layer of a scorer is None.

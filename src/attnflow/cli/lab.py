@@ -14,7 +14,7 @@ from attnflow.show.terminal import print_markdown, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from attnflow.paper.tables import Table
+    from attnflow.paper.tables import PaperTable
     from attnflow.show.drawing import Drawing
 
 train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
@@ -306,7 +306,7 @@ def find_stem(out: Path | None, name: str) -> Path:
     return stem
 
 
-def finish_table(table: "Table", stem: Path) -> None:
+def finish_table(table: "PaperTable", stem: Path) -> None:
     """Print a table, write both its forms, and say where."""
     paths = table.save(stem)
     print_markdown(table.to_markdown())

@@ -15,7 +15,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by bytes per number
 # ... and still be left as it is, so that what was saved loads bit for bit
-ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}
+ROW_ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}
 SLAB = 2**16  # numbers worked on together: some rows of a long input, all layers of a short one
 NO_WEIGHTS = (
     "the model returned no attention weights; load it with attn_implementation='eager',"
@@ -25,7 +25,7 @@ NO_WEIGHTS = (
 
 def stack_layers(weights: Any) -> tuple[Array, int]:
     """One array [layer, head, query, key] or [layer, query, key], and its bytes per number."""
-    layers, precision = read_layers(weights)
+    layers, precision = convert_layers(weights)
     if not isinstance(layers, list):
         several = layers.ndim == 5
         return np.stack(
@@ -37,7 +37,7 @@ def stack_layers(weights: Any) -> tuple[Array, int]:
     return np.stack(layers, dtype=np.float64 if precision == 8 else np.float32), precision
 
 
-def read_layers(weights: Any) -> tuple[Array | list[Array], int]:
+def convert_layers(weights: Any) -> tuple[Array | list[Array], int]:
     """One array, or a list of one per layer if given so, and the lowest bytes per number."""
     if weights is None or (isinstance(weights, list | tuple) and not weights):
         raise WeightsError(f"weights are empty: {NO_WEIGHTS}")
@@ -166,7 +166,7 @@ def check_rows(
                 " these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
         checked[layers, ..., queries, :] = np.divide(
-            part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision])
+            part, sums, out=part, where=(sums > 0) & (distance > ROW_ROUNDING[precision])
         )
     return checked
 

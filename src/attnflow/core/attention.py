@@ -32,7 +32,7 @@ from attnflow.core.files import write_file
 from attnflow.core.fusion import Fusion, check_head, fuse_heads
 from attnflow.core.graph import RESIDUAL, AttentionGraph, freeze, make_graph
 from attnflow.core.masks import LEAK, check_mask, take_out
-from attnflow.core.padding import cut_padding, pick_real, read_batch, read_padding
+from attnflow.core.padding import cut_sequence, pick_real, read_padded, read_padding
 from attnflow.core.provenance import Source
 from attnflow.core.storage import pack_attention, read_arrays, unpack_attention
 from attnflow.core.views import format_attention
@@ -285,7 +285,7 @@ class Attention:
         >>> [one.size for one in Attention.from_batch([np.array(layer)], [[1, 0], [1, 1]])]
         [1, 2]
         """
-        layers, precision = read_batch(weights)
+        layers, precision = read_padded(weights)
         reals = read_padding(mask, len(layers[0]), layers[0].shape[-1])
         named = zip(
             pick_real(tokens, "tokens", reals), pick_real(words, "words", reals), strict=True
@@ -293,7 +293,7 @@ class Attention:
         attentions = []
         for sequence, (names, numbers) in enumerate(named):
             try:
-                own = cut_padding(layers, precision, sequence, reals[sequence])
+                own = cut_sequence(layers, precision, sequence, reals[sequence])
                 one = cls(own, tokens=names, words=numbers, copy=False, **options)
             except WeightsError as error:
                 raise WeightsError(f"sequence {sequence} of the batch: {error}") from error

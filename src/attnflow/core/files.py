@@ -97,7 +97,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """
     number = 0
     try:
-        with open_input(path) as plain, unpack(path, plain) as file:
+        with open_input(path) as plain, decompress(path, plain) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip():
@@ -131,7 +131,7 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
     return file
 
 
-def unpack(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
+def decompress(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
     """The file, decompressed by gzip if its name ends in .gz."""
     return cast(IO[bytes], gzip.open(file)) if str(path).endswith(".gz") else file
 

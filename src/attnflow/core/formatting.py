@@ -16,7 +16,7 @@ from attnflow.errors import printable
 TOKEN_COLUMNS = ("query", "token")  # whose cells are tokens, with the marks of their tokenizer
 VIEW_ROWS = 30  # of a table in a notebook
 VIEW_CHARACTERS = 40  # of a cell in a notebook
-Row = Sequence[object]
+Cells = Sequence[object]
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Panel:
     """
 
     header: Sequence[str]
-    rows: Iterable[Row]
+    rows: Iterable[Cells]
     caption: str = ""
     note: str = ""
     bar: str | None = None
 
 
-def take_rows(rows: Iterable[Row], limit: int | None) -> tuple[list[Row], int]:
+def take_rows(rows: Iterable[Cells], limit: int | None) -> tuple[list[Cells], int]:
     """The first `limit` rows, all if None, and the number of rows left out."""
     if limit is not None:
         check_count("limit", limit)
@@ -50,7 +50,7 @@ def take_rows(rows: Iterable[Row], limit: int | None) -> tuple[list[Row], int]:
     return list(islice(remaining, limit)), sum(1 for _ in remaining)
 
 
-def count_rows(rows: Sequence[Row], left: int) -> str:
+def count_rows(rows: Sequence[Cells], left: int) -> str:
     """A note on how many rows are shown; empty if all are."""
     return f"{len(rows):,} of {len(rows) + left:,} rows" if left else ""
 
@@ -84,12 +84,12 @@ def format_cell(value: object, column: str = "") -> str:
     return show_token(str(value)) if column in TOKEN_COLUMNS else printable(value)
 
 
-def format_row(header: Sequence[str], row: Row) -> list[str]:
+def format_row(header: Sequence[str], row: Cells) -> list[str]:
     """The cells of one row as text."""
     return [format_cell(cell, name) for name, cell in zip(header, row, strict=True)]
 
 
-def find_numbers(header: Sequence[str], rows: Sequence[Row]) -> list[bool]:
+def find_numbers(header: Sequence[str], rows: Sequence[Cells]) -> list[bool]:
     """Which columns hold numbers, and are right-aligned."""
     return [
         bool(rows)
@@ -105,7 +105,7 @@ def find_numbers(header: Sequence[str], rows: Sequence[Row]) -> list[bool]:
 # ---- Markdown -----------------------------------------------------------------------------------
 
 
-def format_markdown(header: Sequence[str], rows: Iterable[Row]) -> list[str]:
+def format_markdown(header: Sequence[str], rows: Iterable[Cells]) -> list[str]:
     r"""The lines of a table in Markdown, pipes in cells escaped.
 
     >>> print(*format_markdown(["token", "value"], [("a|b", 0.5)]), sep="\n")
@@ -151,7 +151,7 @@ def escape_latex(text: str) -> str:
     return LIGATURES.sub(r"\g<0>{}", text.translate(LATEX))
 
 
-def format_latex(header: Sequence[str], rows: Iterable[Row]) -> list[str]:
+def format_latex(header: Sequence[str], rows: Iterable[Cells]) -> list[str]:
     r"""The lines of a tabular with the rules of booktabs; numbers are right-aligned.
 
     >>> print(*format_latex(["token", "value"], [("R&D", 0.5)]), sep="\n")
@@ -166,7 +166,7 @@ def format_latex(header: Sequence[str], rows: Iterable[Row]) -> list[str]:
     body = list(rows)
     numeric = find_numbers(header, body)
 
-    def format_line(row: Row) -> str:
+    def format_line(row: Cells) -> str:
         cells = map(escape_latex, format_row(header, row))
         signed = (
             cell.replace("-", "$-$", 1) if number and cell.startswith("-") else cell
@@ -210,7 +210,7 @@ def format_html(panels: Iterable[Panel], source: Source | None = None) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
-def format_html_table(header: Sequence[str], rows: Sequence[Row], bar: str | None) -> str:
+def format_html_table(header: Sequence[str], rows: Sequence[Cells], bar: str | None) -> str:
     """One table; column `bar` has bars behind its numbers, relative to the largest one."""
     numeric = find_numbers(header, rows)
     aligned = [f"padding:.1em .5em;text-align:{'right' if n else 'left'}" for n in numeric]

@@ -33,7 +33,7 @@ def kernel(function: Any) -> Any:
 # ---- sets of nodes of one layer: nodes [word], 64 to a word -------------------------------------
 
 
-def unpack(words: Bits, nodes: int) -> npt.NDArray[np.bool_]:
+def unpack_nodes(words: Bits, nodes: int) -> npt.NDArray[np.bool_]:
     """Members [..., node] from [..., word]."""
     octets = words.astype("<u8", copy=False).view(np.uint8)
     return np.unpackbits(octets, axis=-1, count=nodes, bitorder="little").view(bool)

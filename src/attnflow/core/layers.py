@@ -8,7 +8,7 @@ import numpy as np
 
 from attnflow.core.arrays import Array, Floats
 
-ROUNDING = 1e-13  # a largest row sum this close to 1 is 1
+SUM_ROUNDING = 1e-13  # a largest row sum this close to 1 is 1
 BLOCK = 2**20  # numbers that are in float64 at a time where a layer is not needed whole
 
 
@@ -95,7 +95,7 @@ class Layers:
         with np.errstate(over="ignore"):
             sums = self.factors * self.weights.sum(axis=-1, dtype=np.float64) + self.diagonal
         largest = min(float(sums.max()), np.finfo(np.float64).max)
-        return 1.0 if largest == 0.0 or abs(largest - 1.0) <= ROUNDING else largest
+        return 1.0 if largest == 0.0 or abs(largest - 1.0) <= SUM_ROUNDING else largest
 
     def scale_down(self, scale: float) -> "Layers":
         """The same edges divided by a number."""

@@ -7,7 +7,7 @@ MEMORY = ("allocate memory", "not enough memory", "out of memory")  # how torch 
 
 def find_available_memory() -> int | None:
     """The bytes that are free on Linux, within the limits of control groups; None elsewhere."""
-    known = read_numbers(Path("/proc/meminfo"))
+    known = read_counters(Path("/proc/meminfo"))
     if "MemAvailable:" not in known:
         return None
     return int(max(0, min(known["MemAvailable:"] * 1024, *map(find_left, list_control_groups()))))
@@ -37,12 +37,12 @@ def find_left(group: Path) -> float:
             limit, usage = (int((group / name).read_text()) for name in (most, used))
         except (OSError, ValueError):  # another version, or "max"
             continue
-        cached = read_numbers(group / "memory.stat")
+        cached = read_counters(group / "memory.stat")
         return limit - usage + cached.get("inactive_file", 0) + cached.get("active_file", 0)
     return float("inf")
 
 
-def read_numbers(path: Path) -> dict[str, int]:
+def read_counters(path: Path) -> dict[str, int]:
     """The numbers in a file of /proc or /sys by their names; empty if there is no such file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]

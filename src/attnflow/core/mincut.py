@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from attnflow.core.arrays import Array, Floats
 from attnflow.core.capacities import find_ways, keep_usable
-from attnflow.core.kernels import unpack
+from attnflow.core.kernels import unpack_nodes
 from attnflow.core.layers import Layers, rescale
 from attnflow.core.maxflow import make_network, search
 
@@ -43,7 +43,7 @@ def find_flow_and_cut(
         # what a node hands on fills its edges into the group one after another
         before = draining.cumsum(axis=1) - draining
         flow[0][:, group] = np.clip((column - net.demand)[:, None] - before, 0.0, draining)
-        reaching[1:-1] = unpack(net.known, nodes)
+        reaching[1:-1] = unpack_nodes(net.known, nodes)
     outside = ~reaching
     outside[-1] = np.arange(nodes) == source
     cut = outside[1:, :, None] & reaching[:-1, None, :]

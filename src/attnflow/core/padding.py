@@ -11,8 +11,8 @@ from attnflow.core.arrays import (
     Array,
     check_rows,
     check_shapes,
+    convert_layers,
     find_first,
-    read_layers,
     to_array,
 )
 from attnflow.core.checks import check_list
@@ -21,9 +21,9 @@ from attnflow.errors import WeightsError
 Bools = npt.NDArray[np.bool_]
 
 
-def read_batch(weights: Any) -> tuple[list[Array], int]:
+def read_padded(weights: Any) -> tuple[list[Array], int]:
     """One array [batch, head, query, key] or [batch, query, key] per layer; bytes per number."""
-    layers, precision = read_layers(weights)
+    layers, precision = convert_layers(weights)
     if not isinstance(layers, list):
         if layers.ndim != 5:
             raise WeightsError(
@@ -61,7 +61,7 @@ def read_padding(mask: Any, sequences: int, size: int) -> Bools:
     return real
 
 
-def cut_padding(layers: Sequence[Array], precision: int, sequence: int, real: Bools) -> Array:
+def cut_sequence(layers: Sequence[Array], precision: int, sequence: int, real: Bools) -> Array:
     """[layer, ..., query, key] of one sequence of a batch; real: [position].
 
     What a real query gave to padding is 0 but for rounding, or this is the wrong mask.

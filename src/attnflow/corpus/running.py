@@ -28,7 +28,7 @@ from attnflow.corpus.folder import (
     shard_path,
 )
 from attnflow.corpus.formats import Columns, Notify
-from attnflow.corpus.job import Job, Layers, plan_job
+from attnflow.corpus.job import Job, LayerChoice, plan_job
 from attnflow.corpus.local import FinishedShards, compute_in_processes, compute_in_turn
 from attnflow.corpus.manifest import MANIFEST, MOST_SHARD_ROWS, Manifest, ShardRecord
 from attnflow.corpus.on_ray import compute_on_ray, require_ray
@@ -86,7 +86,7 @@ def explain_corpus(
     label_column: str | None = None,
     keep: str | Sequence[str] | None = None,
     methods: Choices | None = None,
-    layers: Layers = None,
+    layers: LayerChoice = None,
     position: str | int | None = None,
     normalize: str | NotGiven | None = NOT_GIVEN,
     residual: float | None = None,
@@ -267,7 +267,7 @@ def check_engine(
         )
 
 
-def refuse_unknown_layers(layers: Layers, job: Job) -> None:
+def refuse_unknown_layers(layers: LayerChoice, job: Job) -> None:
     """Refuse layers of a method that is not computed."""
     for name in layers if isinstance(layers, Mapping) else ():
         if name not in job.methods:

@@ -212,7 +212,7 @@ def check_axes(axes: Any, count: int) -> list["Axes"]:
 # ---- checks -------------------------------------------------------------------------------------
 
 
-def check_result(result: TokenAttention) -> None:
+def check_drawable(result: TokenAttention) -> None:
     """Refuse what is not a `TokenAttention`, or has values of an unexpected shape."""
     if not isinstance(result, TokenAttention):
         raise OptionError(
@@ -253,7 +253,7 @@ def check_explanations(given: Any) -> list[Explanation]:
         )
     for one in several:
         for name, result in one.results.items():
-            check_result(result)
+            check_drawable(result)
             if len(result.tokens) != len(one.tokens):
                 raise OptionError(
                     f"an explanation's results must have its {len(one.tokens)} tokens;"

@@ -15,8 +15,8 @@ from attnflow.show.colours import MARKED, METHOD_COLOURS, choose_look
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
+    check_drawable,
     check_explanations,
-    check_result,
     check_scale,
     check_shape,
     describe_sources,
@@ -86,7 +86,7 @@ def attention_graph(
     >>> attention_graph(result, position=1).save("graph.svg").name
     'graph.svg'
     """
-    check_result(token_attention)
+    check_drawable(token_attention)
     check_orientation(orientation)
     result = token_attention
     layers = find_layers(result)

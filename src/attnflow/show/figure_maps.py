@@ -16,8 +16,8 @@ from attnflow.errors import OptionError
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
+    check_drawable,
     check_explanations,
-    check_result,
     check_scale,
     check_shape,
     describe_sources,
@@ -81,7 +81,7 @@ def heatmap(
     >>> heatmap(result, 1).artists["map"].get_array().shape
     (2, 2)
     """
-    check_result(token_attention)
+    check_drawable(token_attention)
     result = token_attention
     position = result.positions[-1 if result.causal else 0] if position is None else position
     layers, values = stack_rows(result, position)

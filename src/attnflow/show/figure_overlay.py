@@ -14,7 +14,7 @@ from attnflow.errors import FileError, OptionError
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
-    check_result,
+    check_drawable,
     describe_sources,
     find_figure,
     find_largest,
@@ -73,7 +73,7 @@ def overlay(
     >>> overlay(result, np.zeros((8, 8, 3))).artists["map"].get_array().shape
     (2, 2)
     """
-    check_result(token_attention)
+    check_drawable(token_attention)
     result = token_attention
     position = result.positions[0] if position is None else position
     row = result.at(position, layer)

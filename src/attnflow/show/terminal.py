@@ -83,7 +83,7 @@ def print_markdown(markdown: str) -> None:
         return
     for line in [*markdown.split("\n"), ""]:
         if line.startswith("| "):
-            rows.append(read_cells(line))
+            rows.append(split_cells(line))
             continue
         if rows:
             table = Table(box=SIMPLE)
@@ -100,7 +100,7 @@ def print_markdown(markdown: str) -> None:
             )
 
 
-def read_cells(line: str) -> list[str]:
+def split_cells(line: str) -> list[str]:
     """The cells of one line of a table in Markdown, cleaned."""
     cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
     return [printable(cell.replace("\\|", "|")) for cell in cells]
