@@ -1,10 +1,8 @@
 """`Report`: rank correlations of methods and scorers with importance, example by example."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,12 +10,12 @@ import numpy as np
 from attnflow.analysis.sanity import Sanity
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.formatting import Panel
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel, Table
+from attnflow.core.tables import Table
 from attnflow.errors import OptionError
 
-Row = tuple[str, str, int | None, float, float, int, int]
+ReportRow = tuple[str, str, int | None, float, float, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +52,7 @@ class Report(Table):
     layers
         The layers of the methods.
     examples
-        The scores of each example.
+        The scores per example.
     special_tokens
         Whether CLS, SEP and the like take part.
     query
@@ -94,7 +92,7 @@ class Report(Table):
 
     @cached_property
     def correlations(self) -> dict[tuple[str, str], Floats]:
-        """[layer, example] for each (against, method); NaN where a correlation is undefined."""
+        """{(against, method): [layer, example]}; NaN where a correlation is undefined."""
         correlations = {}
         for name in self.against:
             for method in self.methods:
@@ -119,7 +117,7 @@ class Report(Table):
         """
         return replace(self, special_tokens=special_tokens)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ReportRow]:
         """(against, method, layer, mean, standard deviation, examples, how many are undefined).
 
         The layer of a scorer is None.
@@ -184,7 +182,7 @@ class Report(Table):
             yield [method, *means, "–".join(map(str, ends))]
 
     def what(self) -> str:
-        """What was counted, in words."""
+        """What the correlations are over, in words."""
         special = sorted(
             {
                 token
@@ -199,23 +197,21 @@ class Report(Table):
         kept = "included" if self.special_tokens else "left out"
         return f"{counted}; {', '.join(special) or 'special tokens'} {kept}; query {self.query}"
 
-    def to_json(self) -> str:
-        """Everything, the scores of each token of each example too."""
-        content = {
+    def _content(self) -> dict[str, Any]:
+        """Everything, the scores of every token of every example too."""
+        return {
             "model": self.model,
             "special_tokens": self.special_tokens,
             "query": self.query,
             "asked": self.asked,
             "layers": self.layers,
             "seconds": self.seconds,
-            "source": None if self.source is None else self.source.to_dict(),
-            "table": [dict(zip(self.columns, row, strict=True)) for row in self.rows()],
+            **super()._content(),
             "sanity": None if self.sanity is None else self.sanity.list_rows(),
             "examples": [
                 self._describe(place, example) for place, example in enumerate(self.examples)
             ],
         }
-        return dump_json(content)
 
     def _describe(self, place: int, example: ScoredExample) -> dict[str, Any]:
         """One example for JSON."""
@@ -231,26 +227,6 @@ class Report(Table):
                 for (name, method), values in self.correlations.items()
             },
         }
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .md, .csv, .tex or .json.
-
-        Parameters
-        ----------
-        path
-            The file; its ending says which.
-        """
-        forms = {
-            ".md": self.to_markdown,
-            ".csv": self.to_csv,
-            ".tex": self.to_latex,
-            ".json": self.to_json,
-        }
-
-        def writer(form: Callable[[], str]) -> Callable[[Any], object]:
-            return lambda file: file.write(form().encode(errors="backslashreplace"))
-
-        return write_by_ending(path, {ending: writer(form) for ending, form in forms.items()})
 
     def __repr__(self) -> str:
         names = f"{', '.join(self.methods)} against {', '.join(self.against)}"

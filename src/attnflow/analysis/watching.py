@@ -86,7 +86,7 @@ class Variant:
 def watch(
     model: Model, variants: Sequence[Variant], batch_tokens: int | None
 ) -> list[tuple[int, float]]:
-    """The class that is watched in each variant, and its probability."""
+    """The class that is watched per variant, and its probability."""
     import torch
 
     most = model.batch_tokens if batch_tokens is None else batch_tokens
@@ -100,7 +100,7 @@ def watch(
                     arguments["attention_mask"][row, list(variant.hidden)] = 0
             logits = model.logits(arguments, [variant.position for variant in chosen])
             probabilities = model.probabilities(logits)
-            targets = choose_targets(model, probabilities, [each.target for each in chosen])
+            targets = choose_targets(model, probabilities, [variant.target for variant in chosen])
             values = probabilities[torch.arange(len(targets)), torch.tensor(targets)].tolist()
             watched |= dict(zip(batch, zip(targets, values, strict=True), strict=True))
     return [watched[place] for place in range(len(variants))]

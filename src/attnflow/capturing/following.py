@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from attnflow.errors import CaptureError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import WINDOW, name_part
-from attnflow.models.listening import Attend, Call, Layers, intercepting
+from attnflow.models.listening import Attend, Call, LayerBuffer, intercepting
 from attnflow.models.model import Model
 from attnflow.models.probing import make_probe_inputs
 from attnflow.models.weighing import compute_weights, fuse
@@ -75,7 +75,7 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
     pending: list[Pending] = []
     done = [0]
     calls: list[Call] = []
-    layers = Layers(model.depth or 1)
+    layers = LayerBuffer(model.depth or 1)
 
     def see(tap: Tap, value: Any) -> None:
         if threading.get_ident() != thread or (state := first_state(value)) is None:

@@ -10,7 +10,6 @@ from attnflow.analysis.examples import read_examples
 from attnflow.analysis.importance import IMPORTANCES
 from attnflow.analysis.report import Report
 from attnflow.cli.options import (
-    REPORT_ENDINGS,
     Edges,
     Graph,
     Importances,
@@ -32,6 +31,7 @@ from attnflow.cli.options import (
     split_names,
 )
 from attnflow.core.methods import METHODS
+from attnflow.core.tables import TABLE_ENDINGS
 from attnflow.corpus.manifest import MANIFEST
 from attnflow.corpus.scores import evaluate_corpus
 from attnflow.corpus.status import corpus_status
@@ -99,7 +99,7 @@ def evaluate_command(
         )
         evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
         return
-    check_out(out, REPORT_ENDINGS)
+    check_out(out, TABLE_ENDINGS)
     chosen = read_layers(layers)
     functions = read_functions(methods, "method"), read_functions(against, "importance")
     taken_out = read_numbers(without, "--without")
@@ -135,7 +135,7 @@ def evaluate_folder(
     seed: int = 0,
 ) -> None:
     """Correlations from the scores that a corpus holds; of all that is stored by default."""
-    check_out(out, REPORT_ENDINGS)
+    check_out(out, TABLE_ENDINGS)
     report = evaluate_corpus(
         folder,
         methods=methods or None,

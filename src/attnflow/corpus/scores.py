@@ -5,7 +5,7 @@ No model runs.
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,10 +15,10 @@ import numpy as np
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.formatting import Panel
 from attnflow.core.groups import word_groups
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel, Table
+from attnflow.core.tables import Table
 from attnflow.core.text import is_common
 from attnflow.corpus.manifest import Manifest, removes_positions
 from attnflow.corpus.reading import read_shards
@@ -38,7 +38,7 @@ class CorpusReport(Table):
     name
         The folder of the corpus.
     layers
-        The layers of each method.
+        The layers by method.
     correlations
         By (against, method): [layer, text]; NaN where a correlation is undefined.
     special_tokens
@@ -101,30 +101,6 @@ class CorpusReport(Table):
         ]
         yield Panel(header, map(format_correlation, self.rows()), caption)
 
-    def to_json(self) -> str:
-        """The rows as JSON, one object each."""
-        return dump_json([dict(zip(self.columns, row, strict=True)) for row in self.rows()])
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .md, .csv, .tex or .json.
-
-        Parameters
-        ----------
-        path
-            The file; its ending says which.
-        """
-        forms = {
-            ".md": self.to_markdown,
-            ".csv": self.to_csv,
-            ".tex": self.to_latex,
-            ".json": self.to_json,
-        }
-
-        def writer(form: Callable[[], str]) -> Callable[[Any], object]:
-            return lambda file: file.write(form().encode(errors="backslashreplace"))
-
-        return write_by_ending(path, {ending: writer(form) for ending, form in forms.items()})
-
 
 def format_correlation(row: Sequence[Any]) -> list[str]:
     """The cells of one row as they are printed."""
@@ -155,7 +131,7 @@ def evaluate_corpus(
     special_tokens
         Whether CLS, SEP and the like take part.
     limit
-        At most so many texts.
+        The maximum number of texts.
     seed
         The seed of the bootstrap.
     """
@@ -209,7 +185,7 @@ def choose_stored(
 def read_rows(
     folder: Path, manifest: Manifest, columns: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:
-    """These columns of each row, and what tells which tokens are ranked."""
+    """Some columns of all rows, and what decides which tokens are ranked."""
     removed = ["removed"] if removes_positions(manifest.options) else []
     for batch in read_shards(folder, manifest, ["special", *removed, *columns]):
         yield from batch.to_pylist()
@@ -226,7 +202,7 @@ def find_kept(
 
 
 def round_scores(values: Any) -> Floats:
-    """Scores in float64, relative to the largest of each row, to the digits that float32 holds."""
+    """Scores in float64, relative to the largest of their row, to the digits that float32 holds."""
     scores = np.asarray(values, dtype=np.float64)
     largest = np.abs(scores).max(axis=-1, keepdims=True)
     return np.round(scores / np.where(largest > 0, largest, 1.0), STORED_DIGITS)
