@@ -19,7 +19,7 @@ KINDS = ("effective", "norm", "contribution")
 
 def perturbed(family: str) -> Any:
     """A model whose norms, biases and factors are not those of initialisation."""
-    model = build(family).eval()
+    model = deepcopy(build(family)).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -76,7 +76,7 @@ def test_the_parts_add_up_to_the_stream_but_for_what_no_key_brought(family: str)
     ["roberta", "distilbert", "gpt2", "gpt-neox", "llama", "gemma2", "mistral", "opt", "t5"],
 )
 def test_gradients_equal_autograd_through_eager_attention(family: str) -> None:
-    model = build(family).eval()
+    model = deepcopy(build(family)).eval()
     model.set_attn_implementation("eager")
     wrapped = af.Model(model)
     encoded = wrapped.encode([5, 6, 7, 8, 9])
@@ -165,7 +165,7 @@ def test_scaling_values_against_the_projection_changes_nothing() -> None:
 )
 @pytest.mark.parametrize("family", ["llama", "bert", "gemma2", "gpt2"])
 def test_the_parts_add_up_in_any_precision(family: str, dtype: Any, close: float) -> None:
-    model = build(family).eval()
+    model = deepcopy(build(family)).eval()
     for kind in ("norm", "contribution"):
         whole = af.attention_graph(model, given_to(family), edges=kind).edges
         rounded = af.attention_graph(deepcopy(model).to(dtype), given_to(family), edges=kind).edges

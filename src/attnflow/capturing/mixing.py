@@ -12,6 +12,7 @@ family that nobody has looked at gives an error here, never a number.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,12 @@ class LayerMix:
         [query]: the key that is the query itself.
     gradient
         [head, query, key]: of the target by each weight; None if it was not asked for.
+    output
+        [query, model width]: what the whole block gave, MLP and norms included; None if `rerun`
+        was not asked for.
+    rerun
+        `rerun(keys)` gives [key, query, model width]: what the block gives with the value of each
+        of these keys set to zero; None if it was not asked for.
     """
 
     name: str
@@ -76,6 +83,8 @@ class LayerMix:
     stream: "torch.Tensor"
     own: "torch.Tensor"
     gradient: "torch.Tensor | None" = None
+    output: "torch.Tensor | None" = None
+    rerun: "Callable[[Sequence[int]], torch.Tensor] | None" = None
 
     @property
     def visible(self) -> "torch.Tensor":
@@ -183,6 +192,17 @@ class Pending:
 
 
 Finish = Callable[[int, Pending], None]
+follows: ContextVar[bool] = ContextVar("follows", default=True)
+
+
+@contextmanager
+def unfollowed() -> Iterator[None]:
+    """While this lasts, parts of a model may run that are no part of the run that is followed."""
+    token = follows.set(False)
+    try:
+        yield
+    finally:
+        follows.reset(token)
 
 
 @contextmanager
@@ -199,7 +219,9 @@ def follow_layers(model: Any, wirings: Sequence[Wiring], finish: Finish) -> Iter
     done = [0]
 
     def see(tap: Tap, value: Any) -> None:
-        if threading.get_ident() != thread or (state := first_state(value)) is None:
+        if threading.get_ident() != thread or not follows.get():
+            return
+        if (state := first_state(value)) is None:
             return
         latest[tap] = state.detach()
         if pending:

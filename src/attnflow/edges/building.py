@@ -15,10 +15,12 @@ import numpy as np
 
 from attnflow.capturing.assembly import capture_batch, check_mixers, find_source
 from attnflow.capturing.mixing import LayerMix, Pending, follow_layers, make_mix
+from attnflow.capturing.rerunning import Block, find_blocks, record_blocks
 from attnflow.core.arrays import Array
 from attnflow.core.checks import check_residual
 from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.edges.choosing import EdgeWeight, read_edges
+from attnflow.edges.zeroing import refuse_cross
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import name_part
@@ -89,8 +91,8 @@ def attention_graph(
     edges
         What an edge weighs: "attention"; "effective", without what changes no output; "norm", the
         length of what a key brought; "contribution", how much nearer it brought the stream to what
-        it became; "gradient", attention times its gradient, where positive; or what `edge_weight`
-        makes.
+        it became; "gradient", attention times its gradient, where positive; "value_zeroing", how
+        the block's output turns without a key's value; or what `edge_weight` makes.
     target
         What gradient edges watch: a class by name or number, for language models a token; or a pair
         of them, whose difference is watched. What the model predicts if None.
@@ -136,6 +138,7 @@ def capture_mix(
     target_of: str = "logit",
     position: int | None = None,
     gradient: bool = False,
+    rerun: bool = False,
 ) -> list[LayerMix]:
     """What each layer mixed on one input, for a study of one's own.
 
@@ -149,6 +152,8 @@ def capture_mix(
         What the gradient is of, as for `attention_graph`.
     gradient
         Whether to compute it.
+    rerun
+        Whether each layer can be run again without some values, and has its output.
 
     >>> from attnflow import load
     >>> mix = capture_mix(load("verb-number"), "the key to the cabinets")[5]
@@ -161,7 +166,9 @@ def capture_mix(
     gradients = None
     if gradient:
         gradients = find_gradients(model, [encoded], target, target_of, position)
-    run_mixes(model, [encoded], gradients, lambda number, place, mix: mixes.append(mix))
+    run_mixes(
+        model, [encoded], gradients, lambda number, place, mix: mixes.append(mix), rerun=rerun
+    )
     return mixes
 
 
@@ -190,6 +197,23 @@ def weigh_batch(
 ) -> list[dict[str, AttentionGraph]]:
     """Graphs by the name of their edges, for each input of a batch."""
     share = check_residual(RESIDUAL if residual is None else residual)
+    rerun = any(weight.rerun for weight in weights.values())
+    if rerun and len(inputs) > 1:  # a block is run again for one input, without padding
+        options: dict[str, Any] = {"target_of": target_of, "residual": residual, "heads": heads}
+        targets = target if isinstance(target, list) else None
+        return [
+            weigh_batch(
+                model,
+                [encoded],
+                weights,
+                target=target if targets is None else [targets[place]],
+                position=position,
+                **options,
+            )[0]
+            for place, encoded in enumerate(inputs)
+        ]
+    if model.is_encoder_decoder and (without := [n for n, w in weights.items() if not w.cross]):
+        refuse_cross(without[0], model.name)
     graphs: list[dict[str, AttentionGraph]] = [{} for _ in inputs]
     mixed = {name: weight for name, weight in weights.items() if name != "attention"}
     if "attention" in weights or not mixed:
@@ -210,7 +234,7 @@ def weigh_batch(
             matrix = weight.weigh(mix, heads).astype(np.float32)
             layers[place][name].append(widen_layer(model, inputs[place], mix.name, matrix))
 
-    run_mixes(model, inputs, gradients, weigh)
+    run_mixes(model, inputs, gradients, weigh, rerun=rerun)
     order = range(len(parts))
     names = None
     if model.is_encoder_decoder:
@@ -285,7 +309,12 @@ def trace_model(model: Model) -> list[Wiring]:
 
 
 def run_mixes(
-    model: Model, inputs: Sequence[Encoded], gradients: "list[torch.Tensor] | None", tell: Any
+    model: Model,
+    inputs: Sequence[Encoded],
+    gradients: "list[torch.Tensor] | None",
+    tell: Any,
+    *,
+    rerun: bool = False,
 ) -> None:
     """Run a model once on a batch; `tell(number, place, mix)` for each layer and each input."""
     import torch
@@ -293,6 +322,7 @@ def run_mixes(
     check_mixers(model)
     wirings = trace_model(model)
     modules = dict(model.model.named_modules())
+    blocks = prepare_blocks(model, wirings, inputs) if rerun else None
 
     def finish(number: int, layer: Pending) -> None:
         part = name_part(layer.wiring.attention) if model.is_encoder_decoder else "alone"
@@ -301,7 +331,8 @@ def run_mixes(
             queries = source if part in ("alone", "encoder") else len(encoded.decoder_ids)
             keys = queries if part == "decoder" else source
             gradient = None if gradients is None else gradients[number]
-            tell(number, place, make_mix(modules, layer, place, queries, keys, gradient))
+            mix = make_mix(modules, layer, place, queries, keys, gradient)
+            tell(number, place, blocks[number].join(mix) if blocks else mix)
 
     with (
         evaluating(model.model),
@@ -310,6 +341,20 @@ def run_mixes(
         follow_layers(model.model, wirings, finish),
     ):
         model.model(**read_arguments(model, inputs))
+
+
+def prepare_blocks(
+    model: Model, wirings: Sequence[Wiring], inputs: Sequence[Encoded]
+) -> list[Block]:
+    """The block of each attention call, recorded on one input; checked."""
+    import torch
+
+    arguments, _ = make_probe_inputs(model, model.model)
+    with evaluating(model.model), torch.no_grad(), running(model):
+        names = find_blocks(model.model, wirings, arguments)
+        given = read_arguments(model, inputs)
+        attentions = [wiring.attention for wiring in wirings]
+        return record_blocks(model.model, names, attentions, lambda: model.model(**given))
 
 
 def read_arguments(model: Model, inputs: Sequence[Encoded]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from attnflow.edges.effective import weigh_effective
 from attnflow.edges.lengths import weigh_lengths
 from attnflow.edges.plain import weigh_attention
 from attnflow.edges.relevance import weigh_relevance
+from attnflow.edges.zeroing import weigh_zeroing
 from attnflow.errors import OptionError
 
 RESIDUALS = ("inside", "mixed")
@@ -37,6 +38,10 @@ class EdgeWeight:
         Whether it needs the gradient of a target.
     identity
         Whether the residual connection stands in the graph with weight 1, beside the weights.
+    rerun
+        Whether it needs the block run again without some values.
+    cross
+        Whether it has edges for attention to another sequence.
     """
 
     name: str
@@ -44,6 +49,8 @@ class EdgeWeight:
     residual: str = "inside"
     gradient: bool = False
     identity: bool = False
+    rerun: bool = False
+    cross: bool = True
 
     def weigh(self, mix: LayerMix, heads: str = "mean") -> Floats:
         """[query, key] of one layer, checked.
@@ -94,6 +101,7 @@ EDGES: dict[str, EdgeWeight] = {
     "norm": EdgeWeight("norm", weigh_lengths),
     "contribution": EdgeWeight("contribution", weigh_contributions),
     "gradient": EdgeWeight("gradient", weigh_relevance, gradient=True, identity=True),
+    "value_zeroing": EdgeWeight("value_zeroing", weigh_zeroing, rerun=True, cross=False),
 }
 
 
@@ -103,6 +111,7 @@ def edge_weight(
     *,
     residual: str = "inside",
     gradient: bool = False,
+    rerun: bool = False,
 ) -> EdgeWeight:
     """Make an edge weight of your own.
 
@@ -118,6 +127,8 @@ def edge_weight(
         for attention.
     gradient
         Whether `LayerMix.gradient` is needed.
+    rerun
+        Whether `LayerMix.rerun` and `LayerMix.output` are needed.
 
     >>> values = edge_weight("values", lambda mix: mix.attention.mean(0), residual="mixed")
     >>> values.name, values.residual
@@ -130,7 +141,7 @@ def edge_weight(
         raise OptionError(f"unknown residual {residual!r}; choose from {', '.join(RESIDUALS)}")
     if not callable(compute):
         raise OptionError(f"compute must be a function; got {type(compute).__name__}")
-    return EdgeWeight(name, compute, residual, gradient)
+    return EdgeWeight(name, compute, residual, gradient, rerun=rerun)
 
 
 def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
