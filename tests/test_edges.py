@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.capturing.following import trace_model
 from attnflow.core.custom import call_own
-from attnflow.edges.building import trace_model
 from tests.families import FAMILIES, PAIRS, VISION, build
 
 OUTSIDE = ("mpnet", "deberta-v2", "bloom")  # attention of their own

@@ -195,13 +195,18 @@ def test_families_outside_of_the_interface_are_refused_by_name(family: str) -> N
         af.attention_graph(model, IDS, edges="value_zeroing")
 
 
+def test_generation_refuses_to_run_layers_again() -> None:
+    with pytest.raises(af.OptionError, match="which a cache does not allow; use them in explain"):
+        af.generate(build("llama"), IDS, max_new_tokens=2, edges=["value_zeroing"])
+
+
 def test_a_list_gives_what_single_inputs_give() -> None:
     bundled = af.load("verb-number")
     texts = ["the key to the cabinets", "the old keys", "the man who has the dogs that bark"]
     together = af.attention_graph(bundled, texts, edges="value_zeroing")
     for sentence, graph in zip(texts, together, strict=True):
         alone = af.attention_graph(bundled, sentence, edges="value_zeroing")
-        np.testing.assert_array_equal(graph.edges, alone.edges)
+        np.testing.assert_allclose(graph.edges, alone.edges, atol=1e-6)
         assert (graph.edge_name, graph.residual) == ("value_zeroing", None)
         assert af.rollout(graph).edges == "value_zeroing"
         np.testing.assert_allclose(graph.edges.sum(axis=-1), 1.0, atol=1e-6)

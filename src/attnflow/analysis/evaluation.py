@@ -18,10 +18,12 @@ from attnflow.analysis.pipeline import (
     ImportanceFunction,
     Reading,
     check_query,
+    choose_graphs,
     open_model,
     read_graph_maker,
     read_importances,
     read_inputs,
+    refuse_graphs,
     score_importance,
     score_query,
 )
@@ -32,10 +34,10 @@ from attnflow.core.custom import Choices, Method, call_own, check_name, name_fun
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS
 from attnflow.core.provenance import Source
-from attnflow.edges.building import refuse_residual, weigh_batch
+from attnflow.edges.building import refuse_residual
 from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.errors import OptionError
-from attnflow.models.inputs import Encoded, batches
+from attnflow.models.inputs import Encoded
 from attnflow.models.model import Model
 from attnflow.progress import progress_bar
 
@@ -135,11 +137,7 @@ def evaluate(
         workers=workers,
     )
     job.check()
-    if job.other_edges and (graph is not None or len(without)):
-        raise OptionError(
-            "graph and without make graphs of attention;"
-            f" got edges {', '.join(job.other_edges)} as well"
-        )
+    refuse_graphs(job.edges, graph, without)
     pairs = [split_example(example) for example in chosen]
     encoded = [  # all of them, before anything is computed
         check_example(job.model, f"example {number}", *pair) for number, pair in enumerate(pairs, 1)
@@ -201,11 +199,6 @@ class Evaluation:
         """The names of all methods, on each kind of edges."""
         return tuple(name_result(edge, name) for edge in self.edges for name in self.methods)
 
-    @property
-    def other_edges(self) -> dict[str, EdgeWeight]:
-        """The edge weights that need more than a capture of attention."""
-        return {name: weight for name, weight in self.edges.items() if name != "attention"}
-
     def check(self) -> None:
         """Refuse a job that has nothing to rank, or nothing to rank it against."""
         refuse_residual(self.edges, self.residual)
@@ -245,8 +238,16 @@ class Evaluation:
         if self.methods or self.against:
             targets = [None if label is None else self.model.target(label) for label in labels]
             with self.timed("capture"):
-                readings = read_inputs(self.model, encoded, targets=targets, position=position)
-            graphs = self.make_graphs(readings, position)
+                readings = read_inputs(
+                    self.model,
+                    encoded,
+                    targets=targets,
+                    position=position,
+                    edges=self.edges,
+                    residual=self.residual,
+                )
+            graphs = [choose_graphs(reading, self.edges, self.make_graph) for reading in readings]
+            self.source = self.source or next(iter(graphs[0].values())).source
         importance: dict[str, list[Any]] = {}
         for name, function in self.against.items():
             with self.timed(name):
@@ -289,32 +290,6 @@ class Evaluation:
                 zip(texts, watched, encoded, removed, strict=True)
             )
         ]
-
-    def make_graphs(
-        self, readings: Sequence[Reading], position: int | None
-    ) -> list[dict[str, AttentionGraph]]:
-        """The graph of each kind of edges, for each input that was read."""
-        graphs: list[dict[str, AttentionGraph]] = [{} for _ in readings]
-        if "attention" in self.edges:
-            for reading, by_edge in zip(readings, graphs, strict=True):
-                by_edge["attention"] = self.make_graph(reading.attention)
-        if self.other_edges:
-            with self.timed("edges"):
-                inputs = [reading.encoded for reading in readings]
-                targets = [reading.target for reading in readings]
-                for batch in batches(inputs, self.model.batch_tokens):
-                    made = weigh_batch(
-                        self.model,
-                        [inputs[place] for place in batch],
-                        self.other_edges,
-                        target=[targets[place] for place in batch],
-                        residual=self.residual,
-                        position=position,
-                    )
-                    for place, by_edge in zip(batch, made, strict=True):
-                        graphs[place] |= by_edge
-        self.source = self.source or next(iter(graphs[0].values())).source
-        return graphs
 
     def score_method(
         self, name: str, method: Method, graph: AttentionGraph, encoded: Encoded

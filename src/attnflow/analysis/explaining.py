@@ -10,10 +10,12 @@ from attnflow.analysis.pipeline import (
     GraphMaker,
     ImportanceFunction,
     Reading,
+    choose_graphs,
     open_model,
     read_batch,
     read_graph_maker,
     read_importances,
+    refuse_graphs,
     score_importance,
 )
 from attnflow.core.attention import Attention
@@ -24,7 +26,7 @@ from attnflow.core.groups import refuse_removed, word_groups
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.requests import name_positions, warn_if_even
 from attnflow.core.results import TokenAttention
-from attnflow.edges.building import refuse_residual, weigh_batch
+from attnflow.edges.building import refuse_residual
 from attnflow.edges.choosing import name_result, read_edges
 from attnflow.errors import OptionError
 from attnflow.models.inputs import are_many
@@ -113,11 +115,7 @@ def explain(
         return explain_weights(value, make, graph, functions, position, normalize, workers)
     make = read_graph_maker(graph, residual, without)
     refuse_residual(weights, residual)
-    others = {name: weight for name, weight in weights.items() if name != "attention"}
-    if others and (graph is not None or len(without)):
-        raise OptionError(
-            f"graph and without make graphs of attention; got edges {', '.join(others)} as well"
-        )
+    refuse_graphs(weights, graph, without)
     model = open_model(BUNDLED if model is None else model)
     if are_many(value):
         raise OptionError(
@@ -131,14 +129,9 @@ def explain(
             f" predicts; got {target!r}: leave it out"
         )
     aim = None if target is None else model.target(target)
-    (reading,) = read_batch(model, [encoded], targets=[aim], position=position, heads=heads)
-    graphs: dict[str, AttentionGraph] = {}
-    if others:
-        options: dict[str, Any] = {"target": aim, "position": position, "heads": heads or "mean"}
-        (graphs,) = weigh_batch(model, [encoded], others, residual=residual, **options)
-    if "attention" in weights:
-        graphs["attention"] = make(reading.attention)
-    graphs = {name: graphs[name] for name in weights}
+    options: dict[str, Any] = {"position": position, "heads": heads, "residual": residual}
+    (reading,) = read_batch(model, [encoded], targets=[aim], edges=weights, **options)
+    graphs = choose_graphs(reading, weights, make)
     shown = next(iter(graphs.values()))
     results: dict[str, TokenAttention] = {}
     named: dict[str, Method] = {}

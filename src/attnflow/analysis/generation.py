@@ -5,8 +5,8 @@ i of every result belongs to that position.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict, Unpack
@@ -19,12 +19,14 @@ from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, read_methods, run_method
 from attnflow.core.files import PICTURES, check_ending, dump_json, write_by_ending, write_file
+from attnflow.core.graph import AttentionGraph
 from attnflow.core.provenance import Source
 from attnflow.core.requests import NORMALIZATIONS
-from attnflow.core.results import measure_spread
+from attnflow.core.results import TokenAttention, measure_spread
 from attnflow.core.tables import Table
 from attnflow.core.text import COMMON_WORDS, is_common
 from attnflow.core.views import format_heat_map
+from attnflow.edges.choosing import name_result
 from attnflow.errors import OptionError, ShareWarning
 from attnflow.notices import give_notice
 
@@ -200,11 +202,23 @@ def normalise_rows(values: Floats) -> Floats:
 class GraphOptions(TypedDict, total=False):
     """The options of `Generation.by`, which `raw`, `rollout` and `flow` take too."""
 
+    edges: str
     residual: float | None
     without: Sequence[int]
     normalize: str | None
     graph: GraphMaker | None
     workers: int
+
+
+def refuse_options(
+    edges: str, residual: float | None, without: Sequence[int], graph: GraphMaker | None
+) -> None:
+    """Refuse options that make a graph of attention, where it is made of other edges."""
+    if residual is not None or graph is not None or len(without):
+        raise OptionError(
+            f"residual, without and graph make a graph of attention; got edges={edges!r} as well:"
+            " leave them out"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +239,13 @@ class Generation:
         Over the prompt and all generated tokens but the last, which no position looked at.
     special
         The tokenizer's special tokens.
+    graphs
+        By the name of their edges, over the same positions as the attention.
+    token_graphs
+        By the name of edges that watch a token: a function that gives the graph of the i-th
+        generated one, and computes it then.
+    notes
+        What is to be said of the generation.
     """
 
     text: str
@@ -233,6 +254,14 @@ class Generation:
     prompt: tuple[str, ...]
     attention: Attention  # [layer, 1, position, position]
     special: frozenset[str] = frozenset()
+    graphs: Mapping[str, AttentionGraph] = field(default_factory=dict)
+    token_graphs: Mapping[str, Callable[[int], AttentionGraph]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """The kinds of edges that it has; the first is shown first."""
+        return (*self.graphs, "attention", *self.token_graphs)
 
     @property
     def size(self) -> int:
@@ -248,6 +277,7 @@ class Generation:
         self,
         method: Choices,
         *,
+        edges: str = "attention",
         residual: float | None = None,
         without: Sequence[int] = (),
         normalize: str | None = None,
@@ -260,8 +290,10 @@ class Generation:
         ----------
         method
             The name of a method, a method of your own, or {name: method}.
+        edges
+            What an edge of the graph weighs: one of those that `generate` was asked for.
         residual
-            The weight of the residual connection, 0.5 if None.
+            The weight of the residual connection, 0.5 if None; refused where edges hold it inside.
         without
             Positions to take out of the graph, for instance a sink; not those that predicted.
         normalize
@@ -281,36 +313,66 @@ class Generation:
         if len(methods) != 1:
             raise OptionError(f"one method is asked for at a time; got {', '.join(methods)}")
         ((name, function),) = methods.items()
+        relative = normalize if normalize == "receptive_field" else None
+
+        def run(network: AttentionGraph, positions: Sequence[int]) -> TokenAttention:
+            layers = list(range(1, network.depth + 1))
+            options: dict[str, Any] = {"normalize": relative, "workers": workers}
+            return run_method(
+                name, function, network, layers=layers, positions=positions, **options
+            )
+
+        if edges in self.token_graphs:
+            refuse_options(edges, residual, without, graph)
+            make = self.token_graphs[edges]
+            results = [run(make(i), [position]) for i, position in enumerate(self.positions)]
+        else:
+            network = self._find_graph(edges, residual, without, graph)
+            results = [run(network, list(self.positions))]
+        # [generated, prompt, layer]
+        values = np.concatenate(
+            [result.values[:, :, : self.size].transpose(1, 2, 0) for result in results]
+        )
+        limited = [
+            result.saturated[:, :, : self.size].transpose(1, 2, 0)
+            for result in results
+            if result.saturated is not None
+        ]
+        return PromptAttention(
+            values if normalize is None else normalise_rows(values),
+            name_result(edges, name),
+            self.prompt,
+            self.tokens,
+            tuple(results[0].layers),
+            self.special,
+            saturated=np.concatenate(limited) if limited else None,
+            edges=results[0].edges,
+            source=results[0].source,
+        )
+
+    def _find_graph(
+        self,
+        edges: str,
+        residual: float | None,
+        without: Sequence[int],
+        graph: GraphMaker | None,
+    ) -> AttentionGraph:
+        """The graph of one kind of edges, with these options."""
+        if edges != "attention":
+            if edges not in self.graphs:
+                raise OptionError(
+                    f"this generation has no edges {edges!r}; it has {', '.join(self.edges)}: name"
+                    f" them when generating, as generate(..., edges=['attention', {edges!r}])"
+                )
+            refuse_options(edges, residual, without, graph)
+            return self.graphs[edges]
         network = read_graph_maker(graph, residual, without)(self.attention)
         if set(self.positions) & set(network.removed):
             raise OptionError(
                 f"without must leave the positions from {self.size - 1} on, which predicted;"
                 f" got {list(network.removed)}"
             )
-        layers = list(range(1, network.depth + 1))
-        relative = normalize if normalize == "receptive_field" else None
-        result = run_method(
-            name,
-            function,
-            network,
-            layers=layers,
-            positions=list(self.positions),
-            normalize=relative,
-            workers=workers,
-        )
-        values = result.values[:, :, : self.size].transpose(1, 2, 0)  # [generated, prompt, layer]
-        limited = result.saturated
-        return PromptAttention(
-            np.ascontiguousarray(values) if normalize is None else normalise_rows(values),
-            name,
-            self.prompt,
-            self.tokens,
-            tuple(layers),
-            self.special,
-            saturated=None if limited is None else limited[:, :, : self.size].transpose(1, 2, 0),
-            edges=result.edges,
-            source=result.source,
-        )
+        return network
 
     def raw(self, **options: Unpack[GraphOptions]) -> PromptAttention:
         """Raw attention over the prompt: [generated, prompt, layer].

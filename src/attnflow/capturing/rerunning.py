@@ -10,17 +10,22 @@ The proof: with no value set to zero, a block must give again what it gave.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from attnflow.capturing.mixing import MISSING, LayerMix, unfollowed
+from attnflow.capturing.assembly import read_arguments
+from attnflow.capturing.following import trace_model, unfollowed
+from attnflow.capturing.mixing import MISSING, LayerMix
 from attnflow.errors import CaptureError, OptionError
-from attnflow.models.execution import evaluating
+from attnflow.models.execution import evaluating, running
 from attnflow.models.families import name_part
+from attnflow.models.inputs import Encoded
 from attnflow.models.listening import Attend, intercepting
+from attnflow.models.model import Model
+from attnflow.models.probing import make_probe_inputs
 from attnflow.models.wiring import Event, Tap, Wiring, first_state, is_same, trace
 
 if TYPE_CHECKING:
@@ -140,11 +145,15 @@ def repeat(value: Any, copies: int) -> Any:
 # ---- finding blocks -----------------------------------------------------------------------------
 
 
-def find_blocks(model: Any, wirings: Sequence[Wiring], arguments: dict[str, Any]) -> list[str]:
+def find_blocks(model: Model) -> list[str]:
     """The name of the block of each attention call; traced once per model."""
-    if model not in BLOCKS:
-        BLOCKS[model] = name_blocks(trace(model, arguments), wirings, dict(model.named_modules()))
-    return BLOCKS[model]
+    if model.model not in BLOCKS:
+        wirings = trace_model(model)
+        arguments, _ = make_probe_inputs(model, model.model)
+        with evaluating(model.model), running(model):
+            events = trace(model.model, arguments)
+        BLOCKS[model.model] = name_blocks(events, wirings, dict(model.model.named_modules()))
+    return BLOCKS[model.model]
 
 
 def name_blocks(
@@ -210,39 +219,45 @@ def find_listed(wiring: Wiring, modules: dict[str, Any]) -> str:
 # ---- recording ----------------------------------------------------------------------------------
 
 
-def record_blocks(
-    model: Any, names: Sequence[str], attentions: Sequence[str], run: Callable[[], Any]
-) -> list[Block]:
-    """What the block of each attention call was given and gave, while `run()` runs the model.
+def record_blocks(model: Model, encoded: Encoded) -> list[Block]:
+    """What the block of each attention call was given and gave on one input; checked."""
+    import torch
 
-    names, attentions: of the blocks and of the modules that attend, by call. One input: [1, ...].
-    """
-    modules = dict(model.named_modules())
+    names = find_blocks(model)
+    modules = dict(model.model.named_modules())
+    attentions = [modules[wiring.attention] for wiring in trace_model(model)]
     blocks: list[Block | None] = [None] * len(names)
-    with follow_blocks({name: modules[name] for name in names}) as active:
-        count = 0
+    count = 0
 
-        def listen(attend: Attend, module: Any, *given: Any, **options: Any) -> Any:
-            nonlocal count
-            if count < len(names) and module is modules[attentions[count]]:
-                active[names[count]][-1].calls.append(count)
-                count += 1
-            return attend.function(module, *given, **options)
+    def listen(attend: Attend, module: Any, *given: Any, **options: Any) -> Any:
+        nonlocal count
+        if count < len(names) and module is attentions[count]:
+            active[names[count]][-1].calls.append(count)
+            count += 1
+        return attend.function(module, *given, **options)
 
-        with intercepting(listen):
-            run()
+    with (
+        evaluating(model.model),
+        torch.no_grad(),
+        running(model),
+        follow_blocks({name: modules[name] for name in names}) as active,
+        intercepting(listen),
+    ):
+        model.model(**read_arguments(model, [encoded]))
     for name, calls in active.items():
         for call in calls:
             for number in call.calls:
-                attention = modules[attentions[number]]
-                block = Block(name, modules[name], attention, call.given, call.named, call.output)
-                block.check()
-                blocks[number] = block
+                given = (attentions[number], call.given, call.named, call.output)
+                blocks[number] = Block(name, modules[name], *given)
     if None in blocks:
         raise CaptureError(
             f"{len(names) - blocks.count(None)} of {len(names)} blocks were followed to their end"
         )
-    return [block for block in blocks if block is not None]
+    done = [block for block in blocks if block is not None]
+    with running(model):
+        for block in done:
+            block.check()
+    return done
 
 
 @dataclass(eq=False)
