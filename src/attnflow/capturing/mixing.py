@@ -231,16 +231,15 @@ def make_mix(
     mixed = (attention @ values).transpose(0, 1).reshape(len(branch), -1) @ joined
     check_parts(mixed, branch - bias, branch, f"the branch of {wiring.attention}", dtype)
     projection = joined.reshape(heads, width, -1)
-    vectors = values @ projection  # [head, key, model width]
+    turned = projection * wiring.factor  # norms are linear: they may as well turn the projection
     residual = cut(layer.residual)
     weights, stream = attention, state(wiring.stream)
     added = branch
     for name in wiring.passed:
         gain = reader.gain(name, branch.shape[-1], branch.device)
         entered, added = state(Tap("in", name)), state(Tap("out", name))
-        vectors = gain.turn(vectors)
+        turned = gain.turn(turned)
         weights = weights * gain.fit_scale(entered, added, name, dtype)
-    vectors = vectors * wiring.factor
     total = residual + wiring.factor * added
     if wiring.beside is not None:
         observed = stream - state(Tap("out", wiring.beside))
@@ -252,7 +251,7 @@ def make_mix(
         gain = reader.gain(wiring.norm, stream.shape[-1], stream.device)
         left = state(Tap("out", wiring.norm))
         scale = gain.fit_scale(stream, left, wiring.norm, dtype)
-        vectors, residual = gain.turn(vectors), scale * gain.turn(residual)
+        turned, residual = gain.turn(turned), scale * gain.turn(residual)
         weights, stream = weights * scale, left
     by_weight = None
     if gradient is not None:  # d target / d weight[i, j] = <d target / d output[i], value[j]>
@@ -264,7 +263,7 @@ def make_mix(
         weights,
         values,
         projection,
-        vectors,
+        values @ turned,  # [head, key, model width]
         residual,
         stream,
         span.own + torch.arange(len(residual), device=attention.device),

@@ -118,7 +118,9 @@ def attention_graph(
     others = drop_attention(weights)
     for batch in batches(encoded, model.batch_tokens):
         chosen = [encoded[place] for place in batch]
-        run, made = run_edges(model, chosen, others, heads, residual=residual, **options)
+        run, made = run_edges(
+            model, chosen, others, heads, residual=residual, logits=False, **options
+        )
         for place, attention, by_name in zip(batch, run.attentions, made, strict=True):
             graphs[place] = (
                 next(iter(by_name.values()))
@@ -168,7 +170,8 @@ def capture_mix(
     gradients = None
     if gradient:
         gradients = find_gradients(model, [encoded], target, target_of, position)
-    run_batch(model, [encoded], "mean", tell_mixes(model, [encoded], gradients, tell, rerun))
+    finish = tell_mixes(model, [encoded], gradients, tell, rerun)
+    run_batch(model, [encoded], "mean", finish, logits=False)
     return mixes
 
 
@@ -199,14 +202,15 @@ def run_edges(
     target_of: str = "logit",
     residual: float | None = None,
     position: int | None = None,
+    logits: bool = True,
 ) -> tuple[ForwardPass, list[dict[str, AttentionGraph]]]:
     """One forward pass, and the graphs of each input by the name of their edges.
 
     weights: those that are not attention. heads: how attention is fused, None to keep every head;
-    edges are fused by their mean then.
+    edges are fused by their mean then. logits: whether the model's scores are wanted.
     """
     if not weights:
-        return run_batch(model, inputs, heads), [{} for _ in inputs]
+        return run_batch(model, inputs, heads, logits=logits), [{} for _ in inputs]
     if model.is_encoder_decoder and (blind := [n for n, w in weights.items() if not w.cross]):
         refuse_cross(blind[0], model.name)
     gradients = None
@@ -222,7 +226,8 @@ def run_edges(
             layers[place][name].append(widen_layer(model, inputs[place], mix.name, matrix))
 
     rerun = any(weight.rerun for weight in weights.values())
-    run = run_batch(model, inputs, heads, tell_mixes(model, inputs, gradients, tell, rerun))
+    finish = tell_mixes(model, inputs, gradients, tell, rerun)
+    run = run_batch(model, inputs, heads, finish, logits=logits)
     order, titles = order_layers(names) if model.is_encoder_decoder else (range(len(names)), None)
     graphs: list[dict[str, AttentionGraph]] = []
     for encoded, by_name in zip(inputs, layers, strict=True):
@@ -230,10 +235,17 @@ def run_edges(
         if words is not None:
             words = (*words, *[None] * len(encoded.decoder_tokens))
         tokens = (*encoded.tokens, *encoded.decoder_tokens)
-        stacks = {name: np.stack([rows[n] for n in order]) for name, rows in by_name.items()}
+        stacks = {name: stack_layers(rows, order) for name, rows in by_name.items()}
         known = {"tokens": tokens, "words": words, "layer_names": titles}
         graphs.append(make_graphs(model, weights, stacks, residual, **known))
     return run, graphs
+
+
+def stack_layers(layers: list[Array], order: Sequence[int]) -> Array:
+    """[layer, query, key], in this order; the list is emptied."""
+    stack = np.stack([layers[number] for number in order])
+    layers.clear()
+    return stack
 
 
 def weigh_layer(
@@ -269,6 +281,7 @@ def make_graphs(
             residual=mixed,
             edge_name=name,
             source=replace(source, edges=name, residual=mixed),
+            copy=False,
             **known,
         )
     return graphs
@@ -292,7 +305,9 @@ def tell_mixes(
 
     def finish(number: int, layer: Pending) -> None:
         part = name_part(layer.wiring.attention) if model.is_encoder_decoder else "alone"
-        gradient = None if gradients is None else gradients[number]
+        gradient = None
+        if gradients is not None:  # each is used once
+            gradient, gradients[number] = gradients[number], None
         for place, encoded in enumerate(inputs):
             source = len(encoded.tokens)
             queries = source if part in ("alone", "encoder") else len(encoded.decoder_ids)

@@ -63,7 +63,11 @@ class EdgeWeight:
             "mean", "max" or "min", where `compute` gives every head.
         """
         values = call_own(f"edges {self.name!r} of {mix.name}", self.compute, mix)
-        values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+            if values.ndim == 3:
+                values = fuse_heads(values, heads)
+            values = values.numpy()
         try:
             edges = np.array(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -103,6 +107,13 @@ EDGES: dict[str, EdgeWeight] = {
     "gradient": EdgeWeight("gradient", weigh_relevance, gradient=True, identity=True),
     "value_zeroing": EdgeWeight("value_zeroing", weigh_zeroing, rerun=True, cross=False),
 }
+
+
+def fuse_heads(values: Any, heads: str) -> Any:
+    """[query, key]: a tensor [head, query, key] fused, in its own precision."""
+    if heads == "mean":
+        return values.mean(dim=0)
+    return values.amax(dim=0) if heads == "max" else values.amin(dim=0)
 
 
 def edge_weight(
