@@ -32,7 +32,7 @@ def test_blocks_run_twice_then(family: str, monkeypatch: Any) -> None:
     layers = model.vit.layers if family in VISION else model.model.layers
     calls: list[int] = []
     part = layers[1].mlp
-    handle = part.register_forward_hook(lambda *given: calls.append(1))
+    handle = part.register_forward_pre_hook(lambda *given: calls.append(1))
     try:
         af.attention_graph(model, given_to(family), edges="gradient")
         plain = len(calls)
