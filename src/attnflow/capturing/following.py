@@ -9,6 +9,7 @@ listening.py does, so that one pass serves attention and edges.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 WIRINGS: "WeakKeyDictionary[Any, list[Wiring]]" = WeakKeyDictionary()
+follows: ContextVar[bool] = ContextVar("follows", default=True)
 
 
 @dataclass(eq=False)
@@ -78,7 +80,9 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
     layers = LayerBuffer(model.depth or 1)
 
     def see(tap: Tap, value: Any) -> None:
-        if threading.get_ident() != thread or (state := first_state(value)) is None:
+        if threading.get_ident() != thread or not follows.get():
+            return
+        if (state := first_state(value)) is None:
             return
         latest[tap] = state.detach()
         if pending:
@@ -138,6 +142,16 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
             f"{done[0] % len(wirings)} of {len(wirings)} attention layers were followed to their"
             " end"
         )
+
+
+@contextmanager
+def unfollowed() -> Iterator[None]:
+    """While this lasts, parts of a model may run that are no part of the run that is followed."""
+    token = follows.set(False)
+    try:
+        yield
+    finally:
+        follows.reset(token)
 
 
 def list_taps(wiring: Wiring) -> list[Tap]:
