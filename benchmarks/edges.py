@@ -151,7 +151,7 @@ def list_models(names: Sequence[str], data: Path | None) -> list[str]:
     return chosen
 
 
-def explain_measurement(minutes: dict[str, float]) -> list[str]:
+def explain_measurement(minutes: dict[str, float], kept: bool) -> list[str]:
     """What the tables show, on which texts, and how long that took."""
     return [
         "Spearman's correlation with blank-out, of the explained position's row in the top layer, without the first token,"
@@ -161,7 +161,9 @@ def explain_measurement(minutes: dict[str, float]) -> list[str]:
         f"Texts: the {len(PROMPTS)} prompts of benchmarks/prompts.txt; sentences of the grammar; sentences of SST-2's test.tsv in"
         f" shuffled order; of both the first {SENTENCES} with {FEWEST} words or more and at most {MOST} tokens. All seeds are {SEED}. Measuring took "
         + ", ".join(f"{value:.1f} minutes on {name}" for name, value in minutes.items())
-        + ", of one core's time. The command: `python benchmarks/edges.py --data FOLDER`.",
+        + ", of one core's time"
+        + (", one model at a time, and was kept" if kept else "")
+        + f". The command: `python benchmarks/edges.py --data FOLDER{' --keep PLACE' if kept else ''}`.",
         f"The default of a kind of models is what has the highest mean (over its models) on the texts with even numbers, unless it is not ahead of {TIE}"
         " there beyond the paired interval: then it is that. *Behind*: the paired interval on the odd texts lies below 0.",
     ]
@@ -219,7 +221,7 @@ def main() -> None:
     show(sheets)
     if asked.quick or asked.models:
         return
-    notes = [*explain_measurement(minutes), *notes]
+    notes = [*explain_measurement(minutes, asked.keep is not None), *notes]
     environment = environment_of(["attnflow", "numpy", "torch", "transformers"], began)
     environment["minutes"] = round(sum(minutes.values()), 1)  # some may have been kept
     summaries = {
