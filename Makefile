@@ -39,7 +39,7 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/lab.py
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/corpus.py
-	$(BIN)/python benchmarks/edges.py
+	$(BIN)/python benchmarks/edges.py $(if $(SST2),--data $(SST2))
 	$(BIN)/python benchmarks/planted.py
 	$(BIN)/python benchmarks/edge_speed.py
 
