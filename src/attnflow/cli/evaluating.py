@@ -29,7 +29,7 @@ from attnflow.cli.options import (
     read_layers,
     read_name_or_number,
     read_numbers,
-    split_names,
+    split_columns,
 )
 from attnflow.core.methods import METHODS
 from attnflow.corpus.manifest import MANIFEST
@@ -82,14 +82,14 @@ def evaluate_command(
                 f" got {model!r}"
             )
         given = (layers or None, query, residual, without or None, graph, edges)
-        if given != (None, "focal", None, None, None, "attention"):
+        if given != (None, "focal", None, None, None, None):
             raise OptionError(
                 "a corpus is evaluated as it was computed: leave out --layers, --query,"
                 " --residual, --without, --graph, --edges"
             )
         wanted = (
-            [] if methods == ALL_METHODS else split_names(methods),
-            [] if against == ALL_IMPORTANCES else split_names(against),
+            [] if methods == ALL_METHODS else split_columns(methods),
+            [] if against == ALL_IMPORTANCES else split_columns(against),
         )
         evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
         return
