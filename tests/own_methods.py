@@ -34,3 +34,11 @@ def without_first(attention: af.Attention) -> af.AttentionGraph:
 def only_first(attention: af.Attention) -> af.AttentionGraph:
     """A graph without its second position, and with little residual."""
     return attention.graph(without=[1], residual=0.1)
+
+
+strongest = af.edge_weight("strongest", lambda mix: mix.attention.amax(dim=0), residual="mixed")
+
+
+def lengths(mix: af.LayerMix) -> Any:
+    """An edge weight written as a function: the lengths of the parts, the residual inside."""
+    return af.EDGES["norm"](mix)

@@ -1122,6 +1122,13 @@ DAMAGES: list[tuple[tuple[str | int, ...], Any]] = [
     (("options", "functions"), ["rollout"]),
     (("options", "functions"), {"rollout": None}),
     (("options", "functions"), {"other": "module:function"}),
+    (("options", "edges"), None),
+    (("options", "edges"), []),
+    (("options", "edges"), ["attention", "attention"]),
+    (("options", "edges"), ["norm"]),
+    (("options", "edges"), ["a\x1b[31m"]),
+    (("options", "own_edges"), {"other": "module:function"}),
+    (("options", "own_edges"), {"attention": None}),
     (("options", "importance"), ["rollout"]),
     (("options", "batch_tokens"), 0),
     (("options", "keep"), ["text"]),
@@ -1210,7 +1217,7 @@ def test_a_manifest_of_an_older_version_is_read(texts: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     begun(texts, out)
     content = json.loads((out / "manifest.json").read_text())
-    for option in ("keep", "functions", "graph", "without"):
+    for option in ("keep", "functions", "graph", "without", "edges", "own_edges"):
         del content["options"][option]
     (out / "manifest.json").write_text(json.dumps(content))
     assert verify_corpus(out) == []

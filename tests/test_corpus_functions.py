@@ -18,10 +18,12 @@ import torch
 import attnflow as af
 from attnflow.corpus import on_ray
 from attnflow.corpus.folder import make_folder
-from attnflow.corpus.job import import_choices, plan_job
+from attnflow.corpus.job import plan_job
 from attnflow.corpus.manifest import Manifest
+from attnflow.corpus.own_functions import import_choices
 from attnflow.corpus.rows import gather_inputs
 from attnflow.corpus.scores import evaluate_corpus, top_words
+from attnflow.corpus.shard_tables import name_results
 from attnflow.corpus.status import corpus_status, verify_corpus
 from tests.families import build, word_tokenizer
 from tests.own_methods import last_layer, squared, token_length, without_first
@@ -188,6 +190,8 @@ def test_the_command_finds_functions_in_the_current_folder(texts: Path, tmp_path
         {"importance": ["harm"], "functions": {"harm": "harmful:method"}},
         {"importance": ["harmful:method"]},
         {"graph": "harmful:method"},
+        {"edges": ["attention", "harm"], "own_edges": {"harm": "harmful:method"}},
+        {"edges": ["harmful:method"]},
     ],
 )
 def test_a_manifest_alone_has_no_code_imported(
@@ -199,7 +203,8 @@ def test_a_manifest_alone_has_no_code_imported(
     af.explain_corpus(texts, out, methods="rollout", layers=6, shard_rows=10)
     content = json.loads((out / "manifest.json").read_text())
     content["options"] |= changes
-    content["options"]["layers"] = {name: [6] for name in content["options"]["methods"]}
+    columns = name_results(content["options"]["edges"], content["options"]["methods"])
+    content["options"]["layers"] = {column: [6] for column in columns}
     (out / "manifest.json").write_text(json.dumps(content))
     option = next(iter(changes))
     for workers in (1, 2):

@@ -399,3 +399,23 @@ def test_a_wrong_graph_is_one_line(options: dict[str, Any], message: str) -> Non
     with pytest.raises(af.AttnFlowError) as error:
         af.explain(TEXT, importance=(), **options)
     assert message in str(error.value)
+
+
+def top_head_graph(attention: af.Attention) -> af.AttentionGraph:
+    """Head 3 alone in the top layer, over fused layers below: it needs every head."""
+    return attention.graph(top_head=(attention.depth, 3))
+
+
+def test_a_function_that_makes_graphs_gets_every_head_at_every_door(tmp_path: Path) -> None:
+    text, model = "the keys to the old house", af.load()
+    graph = top_head_graph(af.capture(model, text, heads=None))
+    expected = af.rollout(graph).at(0)
+    options: dict[str, Any] = {"methods": ["rollout"], "graph": top_head_graph}
+    explained = af.explain(text, model=model, importance=(), **options)
+    np.testing.assert_allclose(explained.rollout.at(0), expected, atol=1e-12)
+    report = af.evaluate(model, [text], against="blank_out", layers=[6], **options)
+    np.testing.assert_allclose(report.examples[0].scores["rollout"][0], expected, atol=1e-12)
+    (tmp_path / "texts.csv").write_text(f"text\n{text}\n")
+    af.explain_corpus(tmp_path / "texts.csv", tmp_path / "out", layers=[6], **options)
+    (row,) = af.read_corpus(tmp_path / "out").to_pandas()["rollout"]
+    np.testing.assert_allclose(row[0], expected, atol=1e-6)

@@ -30,6 +30,7 @@ from tests.test_corpus import sentences
 pytestmark = pytest.mark.ray
 SHARD_ROWS, SHARDS = 40, 40
 OPTIONS = ["--shard-rows", str(SHARD_ROWS), "--importance", "blank_out"]
+OPTIONS += ["--edges", "attention,contribution"]
 # a node that does not answer is given up after about three seconds
 HEALTH = {
     "initial_delay_ms": "1000",
@@ -58,8 +59,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def unbroken(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """What the local engine makes of them."""
+    options: dict[str, Any] = {"importance": "blank_out", "edges": ["attention", "contribution"]}
     return af.explain_corpus(
-        texts, tmp_path_factory.mktemp("local"), shard_rows=SHARD_ROWS, importance=["blank_out"]
+        texts, tmp_path_factory.mktemp("local"), shard_rows=SHARD_ROWS, **options
     )
 
 

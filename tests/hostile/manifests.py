@@ -15,6 +15,7 @@ from typing import Any
 import attnflow as af
 from attnflow.corpus.folder import ERRORS
 from attnflow.corpus.manifest import MANIFEST
+from attnflow.corpus.shard_tables import name_results
 from tests.hostile.commands import complaint, run_command
 from tests.hostile.damage import damage_json, dump, odd_json
 from tests.hostile.tries import Result, complain, refusal, run_tries
@@ -85,14 +86,15 @@ def name_code(draw: random.Random, content: Any) -> Any:
     """A manifest that names a function where it may, so that a reader could import it."""
     options, reference = content["options"], f"{HARMFUL}:method"
     name = draw.choice(["mine", reference, f"mine={reference}"])
-    column = draw.choice(["methods", "importance", "graph", "keep"])
+    column = draw.choice(["methods", "importance", "edges", "graph", "keep"])
     if column == "graph":
         options["graph"] = reference
     else:
         options[column] = draw.choice([[name], [*options[column], name]])
-    options["layers"] = {method: [6] for method in options["methods"]}
+    columns = name_results(options["edges"], options["methods"])
+    options["layers"] = {column: [6] for column in columns}
     if draw.random() < 0.7:
-        options["functions"] = {name: reference}
+        options["own_edges" if column == "edges" else "functions"] = {name: reference}
     return content
 
 

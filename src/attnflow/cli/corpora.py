@@ -8,6 +8,7 @@ import typer
 from attnflow.cli.evaluating import evaluate_folder, note_unfinished
 from attnflow.cli.options import (
     OWN,
+    Edges,
     Graph,
     Limit,
     ReportFile,
@@ -20,6 +21,7 @@ from attnflow.cli.options import (
     read_normalize,
     read_numbers,
     search_current_folder,
+    split_columns,
     split_names,
 )
 from attnflow.core.formatting import format_markdown
@@ -77,7 +79,7 @@ def run_command(
         str | None, typer.Option(help="What rows are called; by default file and row number.")
     ] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="Labels to keep; importance then watches them.")
+        str | None, typer.Option(help="Labels to keep; importance and gradient edges watch them.")
     ] = None,
     keep: Annotated[
         str | None,
@@ -92,6 +94,7 @@ def run_command(
             show_default=",".join(DEFAULTS["methods"]),
         ),
     ] = None,
+    edges: Edges = None,
     layers: Annotated[
         str | None,
         typer.Option(
@@ -154,7 +157,7 @@ def run_command(
     Options that are not given are then those of the run that was stopped; functions of your own
     must be given again.
     """
-    if any(":" in (option or "") for option in (methods, importance, graph)):
+    if any(":" in (option or "") for option in (methods, edges, importance, graph)):
         search_current_folder()
     try:
         manifest = explain_corpus(
@@ -164,8 +167,9 @@ def run_command(
             text_column=text_column,
             id_column=id_column,
             label_column=label_column,
-            keep=None if keep is None else read_columns(keep),
+            keep=None if keep is None else split_columns(keep),
             methods=None if methods is None else split_names(methods),
+            edges=None if edges is None else split_names(edges),
             layers=read_layers(layers),
             position=None if position is None else read_name_or_number(position, "--position"),
             normalize=read_choice(normalize),
@@ -191,11 +195,6 @@ def run_command(
         f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards;"
         f" {manifest.errors:,} errors"
     )
-
-
-def read_columns(text: str) -> list[str]:
-    """Columns separated by commas; a name may have spaces."""
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_choice(normalize: str | None) -> str | NotGiven | None:
@@ -240,7 +239,11 @@ def verify_command(folder: Folder) -> None:
 def evaluate_command(
     folder: Folder,
     methods: Annotated[
-        str, typer.Option(help="Which of the stored methods; all by default.", show_default=False)
+        str,
+        typer.Option(
+            help="Which of the stored methods, like rollout,contribution rollout; all by default.",
+            show_default=False,
+        ),
     ] = "",
     against: Annotated[
         str,
@@ -255,14 +258,16 @@ def evaluate_command(
 
     No model runs.
     """
-    names = split_names(methods), split_names(against)
+    names = split_columns(methods), split_columns(against)
     evaluate_folder(folder, *names, special_tokens, limit, out, seed)
 
 
 @app.command("top")
 def top_command(
     folder: Folder,
-    method: Annotated[str, typer.Option(help="One of the stored methods.")] = "rollout",
+    method: Annotated[
+        str, typer.Option(help="One of the stored methods, like rollout or contribution rollout.")
+    ] = "rollout",
     k: Annotated[int, typer.Option(help="How many words.")] = 20,
     min_count: Annotated[int, typer.Option(help="Leave out words that occur less often.")] = 5,
     keep_common: Annotated[

@@ -28,7 +28,7 @@ from attnflow.cli.options import (
     read_layers,
     read_name_or_number,
     read_numbers,
-    split_names,
+    split_columns,
 )
 from attnflow.core.methods import METHODS
 from attnflow.core.tables import TABLE_ENDINGS
@@ -88,14 +88,14 @@ def evaluate_command(
                 f" got {model!r}"
             )
         given = (layers or None, query, residual, without or None, graph, edges, sanity)
-        if given != (None, "focal", None, None, None, "attention", False):
+        if given != (None, "focal", None, None, None, None, False):
             raise OptionError(
                 "a corpus is evaluated as it was computed: leave out --layers, --query,"
                 " --residual, --without, --graph, --edges, --sanity"
             )
         wanted = (
-            [] if methods == ALL_METHODS else split_names(methods),
-            [] if against == ALL_IMPORTANCES else split_names(against),
+            [] if methods == ALL_METHODS else split_columns(methods),
+            [] if against == ALL_IMPORTANCES else split_columns(against),
         )
         evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
         return

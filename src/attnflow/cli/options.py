@@ -11,6 +11,7 @@ import typer
 
 from attnflow.core.custom import import_function
 from attnflow.core.files import check_ending, check_writable
+from attnflow.edges.choosing import EdgeWeight
 from attnflow.errors import OptionError
 
 OWN = "package.module:function"
@@ -106,13 +107,19 @@ def split_names(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
+def split_columns(text: str) -> list[str]:
+    """Names of columns separated by commas; a name may have spaces."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]:
     """Methods or importances: names of attnflow's (None), and functions of the user's."""
     chosen: dict[str, Callable[..., Any] | None] = {}
     for part in split_names(text):
         name, _, reference = part.rpartition("=")
         function = import_own(reference, what) if ":" in reference else None
-        name = name or (reference if function is None else reference.rpartition(":")[2])
+        own_name = function.name if isinstance(function, EdgeWeight) else None
+        name = name or own_name or reference.rpartition(":")[2]
         if name in chosen:
             raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
         chosen[name] = function

@@ -152,9 +152,10 @@ def import_function(reference: str, what: str) -> Callable[..., Any]:
         for part in path.split("."):
             target = getattr(target, part)
     except Exception as error:  # a module is foreign code, and may raise anything
+        article = "an" if what[0] in "aeiou" else "a"
         raise OptionError(
-            f"a {what} of your own is named as package.module:function, and {reference!r} cannot be"
-            f" imported: {type(error).__name__}: {error}"
+            f"{article} {what} of your own is named as package.module:function, and {reference!r}"
+            f" cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not callable(target):
         raise OptionError(f"{reference!r} must name a function; got {type(target).__name__}")

@@ -13,24 +13,30 @@ from attnflow.analysis.pipeline import (
     read_batch,
     read_graph_maker,
     read_importances,
+    refuse_graphs,
     score_importance,
 )
-from attnflow.capturing.assembly import capture
-from attnflow.core.attention import Attention
 from attnflow.core.checks import check_count, check_integers
 from attnflow.core.custom import (
     Choices,
     Method,
     import_function,
-    name_function,
     read_methods,
-    refer_to,
     run_method,
 )
 from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.core.methods import METHODS
-from attnflow.corpus.shard_tables import result_schema
+from attnflow.corpus.own_functions import (
+    choose_edges,
+    import_choices,
+    name_functions,
+    name_graph,
+)
+from attnflow.corpus.shard_tables import name_results, result_schema
+from attnflow.edges.building import drop_attention, run_edges
+from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.errors import AttnFlowError, OptionError
+from attnflow.models.inputs import Encoded
 from attnflow.models.model import Model
 from attnflow.notices import collect_notices
 
@@ -46,7 +52,7 @@ class Job:
     """What is computed of every text; it can be pickled, and the manifest records it."""
 
     methods: tuple[str, ...]
-    layers: dict[str, tuple[int, ...]]  # that are stored, by method
+    layers: dict[str, tuple[int, ...]]  # that are stored, by result
     position: str | int  # "focal", "max" or "mean" over all positions, or a position
     normalize: str | None
     importance: tuple[str, ...]
@@ -56,13 +62,23 @@ class Job:
     graph: str | None = None  # the reference of the function that makes graphs
     functions: dict[str, str] = field(default_factory=dict)  # references of the user's own
     keep: tuple[str, ...] = ()  # columns of the input that are stored with the results
-    depth: int = 1  # of the model's graphs; no option, but what a row needs depends on it
+    edges: tuple[str, ...] = ("attention",)
+    own_edges: dict[str, str] = field(default_factory=dict)  # references of the user's own
+    # no options, but what follows from them and the model:
+    depth: int = 1  # of the model's graphs, on which depends what a row needs
+    heads: int = 1  # that are kept, on which it depends too
+    watched: bool = False  # whether labels are targets, of importance or of gradient edges
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The columns of scores: every method on every kind of edges."""
+        return name_results(self.edges, self.methods)
 
     @property
     def schema(self) -> "pyarrow.Schema":
         """The columns of its shards."""
         removed = bool(self.without) or self.graph is not None
-        return result_schema(self.methods, self.importance, self.keep, removed=removed)
+        return result_schema(self.results, self.importance, self.keep, removed=removed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +88,7 @@ class Functions:
     methods: dict[str, Method]
     importance: dict[str, ImportanceFunction]
     make_graph: GraphMaker
+    edges: dict[str, EdgeWeight]
 
 
 def import_functions(job: Job) -> Functions:
@@ -87,6 +104,14 @@ def import_functions(job: Job) -> Functions:
         {name: find(name, METHODS, "method") for name in job.methods},
         {name: find(name, IMPORTANCES, "importance") for name in job.importance},
         read_graph_maker(own_graph, job.residual, job.without),
+        read_edges(
+            {
+                name: import_function(job.own_edges[name], "edge weight")
+                if name in job.own_edges
+                else None
+                for name in job.edges
+            }
+        ),
     )
 
 
@@ -99,6 +124,7 @@ def plan_job(
     normalize: str | None,
     importance: Choices,
     batch_tokens: int | None,
+    edges: Choices = "attention",
     residual: float | None = None,
     without: Iterable[int] | int = (),
     graph: GraphMaker | str | None = None,
@@ -107,7 +133,7 @@ def plan_job(
 ) -> tuple[Job, Functions]:
     """The job that these options mean for a model, tried on two tokens before anything is read.
 
-    layers: the same for every method, or by method. importable: whether workers must be able to
+    layers: the same for every result, or by result. importable: whether workers must be able to
     import the user's own functions.
     """
     chosen, references = import_choices(methods, "method")
@@ -120,6 +146,7 @@ def plan_job(
     functions |= name_functions(
         used_importance, IMPORTANCES, scored_references, "importance", importable
     )
+    weights, own_edges = choose_edges(edges, importable)
     refuse_unknown_position(position)
     if batch_tokens is not None:
         check_count("batch_tokens", batch_tokens)
@@ -128,11 +155,16 @@ def plan_job(
     if any(place < 0 for place in gone):
         raise OptionError(f"without must be positions from 0 on; got {min(gone)}")
     own_graph = import_function(graph, "graph") if isinstance(graph, str) else graph
-    used = Functions(used_methods, used_importance, read_graph_maker(own_graph, residual, gone))
-    asked = layers if isinstance(layers, Mapping) else dict.fromkeys(used_methods, layers)
-    trial = capture(model, [0] * (max(gone, default=0) + 2))
+    refuse_graphs(weights, own_graph, gone)
+    make_graph = read_graph_maker(own_graph, residual, gone)
+    used = Functions(used_methods, used_importance, make_graph, weights)
+    trial = model.encode([0] * (max(gone, default=0) + 2))
     check_kept(model, trial, position, gone)
-    stored, depth = try_methods(used, trial, asked, normalize)
+    # a function of the user's may fuse heads as it likes, so that it gets all of them
+    heads = "mean" if graph is None else None
+    graphs, kept_heads = try_edges(model, used, trial, residual, heads)
+    stored = try_methods(used, graphs, layers, normalize)
+    mixes = any(weight.residual == "mixed" for weight in weights.values())
     try_importance(model, used_importance)
     job = Job(
         methods=tuple(used_methods),
@@ -141,89 +173,21 @@ def plan_job(
         normalize=normalize,
         importance=tuple(used_importance),
         batch_tokens=batch_tokens or model.batch_tokens,
-        residual=(RESIDUAL if residual is None else float(residual)) if graph is None else None,
+        residual=(
+            (RESIDUAL if residual is None else float(residual)) if mixes and graph is None else None
+        ),
         without=gone,
         graph=None if graph is None else name_graph(graph, importable),
         functions=functions,
         keep=tuple(dict.fromkeys([keep] if isinstance(keep, str) else keep)),
-        depth=depth,
+        edges=tuple(weights),
+        own_edges=own_edges,
+        depth=next(iter(graphs.values())).depth,
+        heads=kept_heads,
+        watched=bool(used_importance) or any(weight.gradient for weight in weights.values()),
     )
     refuse_repeated_columns(job)
     return job, used
-
-
-# ---- functions of the user's own -----------------------------------------------------------------
-
-
-def import_choices(chosen: Any, what: str) -> tuple[Choices, dict[str, str]]:
-    """Choices in which `package.module:function` is imported; and those references, by name.
-
-    A string may also be `name=package.module:function`.
-
-    >>> import_choices(["raw", "mine=attnflow.core.methods:rollout"], "method")[1]
-    {'mine': 'attnflow.core.methods:rollout'}
-    """
-    if isinstance(chosen, str) or callable(chosen):
-        chosen = [chosen]
-    if not isinstance(chosen, Iterable):
-        raise OptionError(f"{what}s must be names, or {{name: function}}; got {chosen!r}")
-    pairs: Iterable[tuple[Any, Any]] = (
-        chosen.items() if isinstance(chosen, Mapping) else [(None, choice) for choice in chosen]
-    )
-    functions: dict[str, Any] = {}
-    references = {}
-    for name, choice in pairs:
-        function = choice
-        if isinstance(choice, str) and ":" in choice:
-            alias, _, reference = choice.rpartition("=") if name is None else (name, "", choice)
-            function = import_function(reference, what)
-            name = alias or reference.rpartition(":")[2].rpartition(".")[2]
-            references[name] = refer_to(function) or reference
-        elif name is None and isinstance(choice, str):
-            name, function = choice, None
-        elif name is None:
-            name = name_function(choice, what)
-        if name in functions:
-            raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
-        functions[name] = function
-    return functions, references
-
-
-def name_functions(
-    functions: Mapping[str, Callable[..., Any]],
-    known: Mapping[str, Any],
-    references: Mapping[str, str],
-    what: str,
-    importable: bool,
-) -> dict[str, str]:
-    """The references of those functions that are not attnflow's own, by name."""
-    return {
-        name: references.get(name) or name_own(function, f"the {what} {name!r}", importable)
-        for name, function in functions.items()
-        if function is not known.get(name)
-    }
-
-
-def name_graph(graph: GraphMaker | str, importable: bool) -> str:
-    """The reference of the user's function that makes graphs."""
-    if isinstance(graph, str):
-        return refer_to(import_function(graph, "graph")) or graph
-    return name_own(graph, "the function that makes graphs", importable)
-
-
-def name_own(function: Callable[..., Any], what: str, importable: bool) -> str:
-    """`package.module:function`; its bare name if nobody can import it, and nobody must."""
-    reference = refer_to(function)
-    if reference is not None:
-        return reference
-    name = str(getattr(function, "__qualname__", type(function).__name__))
-    if importable:
-        raise OptionError(
-            f"each worker imports {what}, and {name} cannot be imported (a lambda, a local function"
-            " or one of __main__): give it as 'package.module:function'; or workers=1,"
-            " engine='local'"
-        )
-    return name
 
 
 # ---- checks, and the trial -----------------------------------------------------------------------
@@ -253,14 +217,12 @@ def check_model(model: Model, importance: Iterable[str]) -> None:
         )
 
 
-def check_kept(
-    model: Model, trial: Attention, position: str | int, without: tuple[int, ...]
-) -> None:
+def check_kept(model: Model, trial: Encoded, position: str | int, without: tuple[int, ...]) -> None:
     """Refuse to take out the position that is explained."""
     explained = position
     if position == "focal":
         with suppress(OptionError):  # of a masked LM, whose texts alone have masks
-            explained = model.focal(model.encode([0] * trial.size))
+            explained = model.focal(trial)
     if explained in without:
         raise OptionError(
             f"without must leave the position that is explained, {explained} here; got"
@@ -271,7 +233,13 @@ def check_kept(
 def refuse_repeated_columns(job: Job) -> None:
     """Refuse two columns of one name."""
     names = job.schema.names
-    listed = [*result_schema((), (), removed="removed" in names).names, *job.methods]
+    listed = [*result_schema((), (), removed="removed" in names).names, *job.results]
+    for name in job.results:
+        if listed.count(name) > 1:
+            raise OptionError(
+                f"methods and kinds of edges must give columns of different names; got {name!r}"
+                " twice: rename a method"
+            )
     for name in job.importance:
         if name in listed:
             raise OptionError(
@@ -285,22 +253,56 @@ def refuse_repeated_columns(job: Job) -> None:
             )
 
 
-def try_methods(
-    functions: Functions, trial: Attention, layers: Mapping[str, Any], normalize: str | None
-) -> tuple[dict[str, tuple[int, ...]], int]:
-    """The layers that each method gives of an input, and the depth of its graph."""
-    graph: AttentionGraph = functions.make_graph(trial)
-    stored = {}
-    for name, method in functions.methods.items():
-        wanted = layers.get(name)
-        if wanted is not None:
-            wanted = check_integers([wanted] if isinstance(wanted, int) else wanted, "layers")
-        with collect_notices():
-            result = run_method(
-                name, method, graph, layers=wanted, positions=[graph.kept[-1]], normalize=normalize
+def refuse_unknown_layers(layers: LayerChoice, job: Job) -> None:
+    """Refuse layers of a result that is not computed."""
+    for name in layers if isinstance(layers, Mapping) else ():
+        if name not in job.results:
+            raise OptionError(
+                f"layers must be those of methods that are computed, {', '.join(job.results)};"
+                f" got {name!r}"
             )
-        stored[name] = tuple(result.layers)
-    return stored, graph.depth
+
+
+def try_edges(
+    model: Model,
+    functions: Functions,
+    trial: Encoded,
+    residual: float | None,
+    heads: str | None,
+) -> tuple[dict[str, AttentionGraph], int]:
+    """The graph of each kind of edges of an input, unless the model cannot give them.
+
+    And how many heads were kept. heads: how they are fused; all are kept if None.
+    """
+    others = drop_attention(functions.edges)
+    # a position is named, since a masked LM has none of its own where there is no mask
+    run, (made,) = run_edges(model, [trial], others, heads, residual=residual, position=-1)
+    graphs = {
+        name: made[name] if name in made else functions.make_graph(run.attentions[0])
+        for name in functions.edges
+    }
+    return graphs, run.attentions[0].heads
+
+
+def try_methods(
+    functions: Functions,
+    graphs: Mapping[str, AttentionGraph],
+    layers: LayerChoice,
+    normalize: str | None,
+) -> dict[str, tuple[int, ...]]:
+    """The layers that each method gives on each kind of edges of an input."""
+    stored = {}
+    for edge_name, graph in graphs.items():
+        for method_name, method in functions.methods.items():
+            name = name_result(edge_name, method_name)
+            wanted = layers.get(name) if isinstance(layers, Mapping) else layers
+            if wanted is not None:
+                wanted = check_integers([wanted] if isinstance(wanted, int) else wanted, "layers")
+            ask: dict[str, Any] = {"positions": [graph.kept[-1]], "normalize": normalize}
+            with collect_notices():
+                result = run_method(name, method, graph, layers=wanted, **ask)
+            stored[name] = tuple(result.layers)
+    return stored
 
 
 def try_importance(model: Model, importance: Mapping[str, ImportanceFunction]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from attnflow.analysis.pipeline import QUERIES
 from attnflow.core.files import write_file
 from attnflow.corpus.rows import is_decodable
-from attnflow.corpus.shard_tables import result_schema
+from attnflow.corpus.shard_tables import name_results, result_schema
 from attnflow.errors import FileError
 
 FORMAT = 1
@@ -24,7 +24,14 @@ MOST_SHARDS = 10**7  # what the manifest says of each is in memory, too
 MANIFEST = "manifest.json"
 WAY_OUT = "compute it anew in another folder"
 # options that older versions did not know, and what they did
-LATER_OPTIONS: dict[str, Any] = {"keep": [], "functions": {}, "graph": None, "without": []}
+LATER_OPTIONS: dict[str, Any] = {
+    "keep": [],
+    "functions": {},
+    "graph": None,
+    "without": [],
+    "edges": ["attention"],
+    "own_edges": {},
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,8 @@ class Manifest:
     inputs
         File, bytes and SHA-256 of each input file.
     options
-        The options of the run that began the folder. functions: by name, where methods and
-        importances of the user's own are imported from.
+        The options of the run that began the folder. functions, own_edges: by name, where methods
+        and importances, and edge weights, of the user's own are imported from.
     rows
         How many rows the input has, up to the limit.
     shard_rows
@@ -87,6 +94,11 @@ class Manifest:
     def missing(self) -> list[int]:
         """The shards that are not written yet."""
         return [index for index in range(self.count) if index not in self.shards]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The columns of scores, each with its layers."""
+        return name_results(self.options["edges"], self.options["methods"])
 
     @property
     def errors(self) -> int:
@@ -151,20 +163,24 @@ def parse_manifest(content: Any) -> Manifest:
 
 
 def check_column_names(options: Mapping[str, Any]) -> None:
-    """Every method has its layers, every function its column, and no two columns have one name."""
+    """Every result has its layers, every function its column, and no two columns have one name."""
     methods, layers = options["methods"], options["layers"]
-    if set(layers) != set(methods):
+    results = name_results(options["edges"], methods)
+    if set(layers) != set(results):
         raise FileError(
-            f"layers must be given for each method; got {sorted(layers)} for {sorted(methods)}"
+            f"layers must be given for each result; got {sorted(layers)} for {sorted(results)}"
         )
-    results = result_schema((), (), removed=removes_positions(options)).names
-    names = [*results, *methods, *options["importance"], *options["keep"]]
+    facts = result_schema((), (), removed=removes_positions(options)).names
+    names = [*facts, *results, *options["importance"], *options["keep"]]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise FileError(f"columns must have different names; got {twice!r} twice")
     for name in options["functions"]:
         if name not in methods and name not in options["importance"]:
             raise FileError(f"functions must be those of methods and importances; got {name!r}")
+    for name in options["own_edges"]:
+        if name not in options["edges"]:
+            raise FileError(f"own_edges must be among edges; got {name!r}")
 
 
 def removes_positions(options: Mapping[str, Any]) -> bool:
@@ -302,6 +318,8 @@ SHARD_RULES: dict[str, Rule] = {
 }
 OPTION_RULES: dict[str, Rule] = {
     "methods": list_of(NAME, least=1),
+    "edges": list_of(NAME, least=1),
+    "own_edges": dict_of(NAME),
     "layers": dict_of(list_of(whole(1), least=1)),
     "position": rule_that(
         f"{', '.join(QUERIES)}, or a position from 0 on",

@@ -1,7 +1,7 @@
 """The manifest that a run begins with: a new one, or the folder's, if everything is as it was."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from attnflow.corpus.manifest import MOST_SHARDS, Manifest
 from attnflow.corpus.reading import read_shards
 from attnflow.corpus.rows import InputFiles, hash_file
 from attnflow.corpus.survey import survey_input
+from attnflow.edges.choosing import EDGES
 from attnflow.errors import FileError, OptionError
 from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.model import Model
@@ -28,11 +29,16 @@ def recall_options(folder: Path, begun: Manifest, given: Mapping[str, Any]) -> d
 
     A manifest is data: a function that it names, and this call does not, is never imported.
     """
-    known = {"methods": frozenset(METHODS), "importance": frozenset(IMPORTANCES)}
+    known: dict[str, Collection[str]] = {
+        "methods": METHODS,
+        "importance": IMPORTANCES,
+        "edges": EDGES,
+    }
     for option, names in known.items():
+        places = begun.options["own_edges" if option == "edges" else "functions"]
         own = [name for name in begun.options[option] if name not in names]
         if own and option not in given:
-            origin = begun.options["functions"].get(own[0], "nowhere")
+            origin = places.get(own[0], "nowhere")
             raise OptionError(
                 f"{folder} was begun with a function of yours among its {option}, {own[0]!r}"
                 f" ({origin}), which a manifest alone does not have imported:"
@@ -48,7 +54,7 @@ def recall_options(folder: Path, begun: Manifest, given: Mapping[str, Any]) -> d
         # an object is known by its class, and cannot be loaded by that
         raise OptionError(f"{folder} was begun with a loaded model, a {name}: give it as model")
     columns = {f"{role}_column": column for role, column in begun.options["columns"].items()}
-    replaced = {"columns", "functions", "graph"}
+    replaced = {"columns", "functions", "own_edges", "graph"}
     replaced |= {"residual", "without"} if "graph" in given else set()  # a graph of yours has these
     recorded = {option: value for option, value in begun.options.items() if option not in replaced}
     return {**recorded, **columns, "model": name, "shard_rows": begun.shard_rows}
@@ -66,7 +72,8 @@ def plan_manifest(
 ) -> Manifest:
     """The manifest to resume from: a new one, or the folder's if everything is as it was then."""
     options = asdict(job)
-    del options["depth"]  # which is the model's
+    for derived in ("depth", "heads", "watched"):  # which follow from the others and the model
+        del options[derived]
     columns = inputs.columns
     options |= {
         "columns": {"text": columns.text, "id": columns.id, "label": columns.label},
@@ -89,7 +96,7 @@ def plan_manifest(
         raise FileError(
             f"{folder} is not empty and holds no corpus (it has {others[0]}); give another folder"
         )
-    watched = bool(job.importance) and columns.label is not None
+    watched = job.watched and columns.label is not None
     rows = survey_input(inputs, model, notify, watched=watched)
     if not rows:
         raise FileError(f"{', '.join(inputs.paths)}: there are no rows")

@@ -122,5 +122,5 @@ def check_depth(path: Path, name: str, scores: "pyarrow.Array", layers: Sequence
 def find_schema(manifest: Manifest) -> "pyarrow.Schema":
     """The columns of a corpus."""
     options = manifest.options
-    names = options["methods"], options["importance"], options["keep"]
+    names = manifest.results, options["importance"], options["keep"]
     return result_schema(*names, removed=removes_positions(options))

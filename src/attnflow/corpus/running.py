@@ -28,13 +28,14 @@ from attnflow.corpus.folder import (
     shard_path,
 )
 from attnflow.corpus.formats import Columns, Notify
-from attnflow.corpus.job import Job, LayerChoice, plan_job
+from attnflow.corpus.job import Job, LayerChoice, plan_job, refuse_unknown_layers
 from attnflow.corpus.local import FinishedShards, compute_in_processes, compute_in_turn
 from attnflow.corpus.manifest import MANIFEST, MOST_SHARD_ROWS, Manifest, ShardRecord
 from attnflow.corpus.on_ray import compute_on_ray, require_ray
 from attnflow.corpus.planning import plan_manifest, recall_options
 from attnflow.corpus.rows import InputFiles, PendingShards, gather_inputs
 from attnflow.corpus.shard import MODEL, one_thread
+from attnflow.edges.building import refuse_residual
 from attnflow.errors import CaptureError, CorpusWarning, FileError, OptionError
 from attnflow.models.execution import require_torch
 from attnflow.models.loading import BUNDLED
@@ -53,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "label_column": None,
     "keep": (),
     "methods": tuple(METHODS),
+    "edges": ("attention",),
     "layers": None,
     "position": "focal",
     "normalize": "sum",
@@ -86,6 +88,7 @@ def explain_corpus(
     label_column: str | None = None,
     keep: str | Sequence[str] | None = None,
     methods: Choices | None = None,
+    edges: Any = None,
     layers: LayerChoice = None,
     position: str | int | None = None,
     normalize: str | NotGiven | None = NOT_GIVEN,
@@ -121,15 +124,19 @@ def explain_corpus(
     id_column
         The column of the ids; by default an id is the file's name and the row's number in it.
     label_column
-        The column of the labels: they are stored, and are the targets of importance.
+        The column of the labels: they are stored, and are what importance and gradients watch.
     keep
         Columns of the input that are stored with the results, as strings.
     methods
         Names of methods, or {name: function} with methods of your own, where None stands for
         attnflow's own of that name; "raw", "rollout" and "flow" by default. A function may also be
         given as "package.module:function", or "name=package.module:function"; workers import it.
+    edges
+        What an edge of the graph weighs, one or several, as for `explain`; "attention" by default.
+        Columns on other edges are called after both: "contribution rollout". Gradient edges watch
+        the label, else the prediction. Edge weights of your own go in as methods do.
     layers
-        The layers to store, or {method: layers}; by default those that a method gives: all, and
+        The layers to store, or {column: layers}; by default those that a method gives: all, and
         the top one for flow.
     position
         "focal" (default), where the prediction comes from; "max" or "mean" over all positions; or
@@ -137,7 +144,7 @@ def explain_corpus(
     normalize
         "sum" (default), "receptive_field", or None for the values as they are.
     residual
-        The weight of the residual connection, 0.5 by default.
+        The weight of the residual connection, 0.5 by default, where edges do not hold it.
     without
         Positions to take out of every graph, for instance a sink; none by default. Texts that do
         not have them are errors.
@@ -177,6 +184,7 @@ def explain_corpus(
         "label_column": label_column,
         "keep": keep,
         "methods": methods,
+        "edges": edges,
         "layers": layers,
         "position": position,
         "residual": residual,
@@ -206,6 +214,7 @@ def explain_corpus(
         job, functions = plan_job(
             loaded,
             methods=chosen["methods"],
+            edges=chosen["edges"],
             layers=chosen["layers"],
             position=chosen["position"],
             normalize=chosen["normalize"],
@@ -218,6 +227,7 @@ def explain_corpus(
             importable=parallel,
         )
         refuse_unknown_layers(layers, job)
+        refuse_residual(functions.edges, residual)
         columns = Columns(
             chosen["text_column"], chosen["id_column"], chosen["label_column"], job.keep
         )
@@ -265,16 +275,6 @@ def check_engine(
             "each worker loads the model by its name: give model as a folder or a hub id;"
             " or workers=1, engine='local'"
         )
-
-
-def refuse_unknown_layers(layers: LayerChoice, job: Job) -> None:
-    """Refuse layers of a method that is not computed."""
-    for name in layers if isinstance(layers, Mapping) else ():
-        if name not in job.methods:
-            raise OptionError(
-                f"layers must be those of methods that are computed, {', '.join(job.methods)};"
-                f" got {name!r}"
-            )
 
 
 def is_name(model: Any) -> bool:

@@ -23,6 +23,7 @@ from attnflow.core.text import is_common
 from attnflow.corpus.manifest import Manifest, removes_positions
 from attnflow.corpus.reading import read_shards
 from attnflow.corpus.rows import require_pyarrow
+from attnflow.corpus.shard_tables import name_results
 from attnflow.errors import OptionError
 
 STORED_DIGITS = 6  # of a score in float32; what follows is rounding, and breaks no tie
@@ -125,7 +126,8 @@ def evaluate_corpus(
     folder
         The folder that `explain_corpus` wrote.
     methods
-        Which of the stored methods; all if None.
+        Which of the stored results, by their columns, like "rollout" or "contribution rollout";
+        all if None.
     against
         Which of the stored importances; all if None.
     special_tokens
@@ -137,7 +139,7 @@ def evaluate_corpus(
     """
     require_pyarrow()
     manifest = Manifest.read(folder)
-    chosen = choose_stored(methods, manifest.options["methods"], "method", folder)
+    chosen = choose_stored(methods, manifest.results, "method", folder)
     scored = choose_stored(against, manifest.options["importance"], "importance", folder)
     if not scored:
         raise OptionError(
@@ -161,10 +163,12 @@ def evaluate_corpus(
         (name, method): np.stack(rows, axis=1) if rows else np.empty((len(layers[method]), 0))
         for (name, method), rows in correlations.items()
     }
+    edges = manifest.options["edges"]
     source = Source(
         manifest.model["name"],
         manifest.model["fingerprint"],
         manifest.versions,
+        edges=edges[0] if len(edges) == 1 else None,
         residual=manifest.options["residual"],
     )
     return CorpusReport(os.fspath(folder), layers, by_layer, special_tokens, seed, source)
@@ -245,7 +249,7 @@ def top_words(
     folder
         The folder that `explain_corpus` wrote.
     method
-        One of the stored methods.
+        One of the stored results, by its column, like "rollout" or "contribution rollout".
     k
         How many words.
     min_count
@@ -255,15 +259,16 @@ def top_words(
     """
     require_pyarrow()
     manifest = Manifest.read(folder)
-    choose_stored([method], manifest.options["methods"], "method", folder)
+    choose_stored([method], manifest.results, "method", folder)
     check_count("k", k)
     check_count("min_count", min_count)
     layers = manifest.options["layers"][method]
     top = layers.index(max(layers))
+    adds_up = method not in name_results(manifest.options["edges"], ["flow"])
     sums: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for row in read_rows(Path(folder), manifest, ["tokens", "words", method]):
-        for name, value in sum_by_word(row, method, row[method][top]):
+        for name, value in sum_by_word(row, row[method][top], adds_up):
             word = name.lower()
             if common or not is_common(word):
                 sums[word] += value
@@ -277,14 +282,17 @@ def top_words(
 
 
 def sum_by_word(
-    row: Mapping[str, Any], method: str, values: Sequence[float]
+    row: Mapping[str, Any], values: Sequence[float], adds_up: bool
 ) -> Iterator[tuple[str, float]]:
-    """The words of a row and their values, without special tokens."""
+    """The words of a row and their values, without special tokens.
+
+    adds_up: whether the value of a word is the sum of its tokens'.
+    """
     places = np.flatnonzero(find_kept(row, special_tokens=False)).tolist()
     words = row["words"] or range(len(row["tokens"]))
     groups = word_groups([row["tokens"][place] for place in places], [words[p] for p in places])
     for group in groups:
-        if method == "flow" and len(group.positions) > 1:
+        if not adds_up and len(group.positions) > 1:
             raise OptionError(
                 f"flows to the pieces of a word do not add up, and {group.name!r} has"
                 f" {len(group.positions)} pieces: rank words by rollout or raw"

@@ -10,6 +10,7 @@ import numpy as np
 from attnflow.core.arrays import Floats
 from attnflow.corpus.formats import escape
 from attnflow.corpus.rows import Row
+from attnflow.edges.choosing import name_result
 from attnflow.models.inputs import Encoded
 
 if TYPE_CHECKING:
@@ -34,12 +35,22 @@ class ScoredRow:
     row: Row
     encoded: Encoded
     prediction: tuple[str, float] | None
-    scores: dict[str, Floats]  # by method: [layer, token]; by importance: [token]
+    scores: dict[str, Floats]  # by result: [layer, token]; by importance: [token]
     removed: tuple[int, ...] = ()  # positions that its graph was made without
 
 
+def name_results(edges: Iterable[str], methods: Iterable[str]) -> tuple[str, ...]:
+    """The columns of scores: every method on every kind of edges.
+
+    >>> name_results(["attention", "norm"], ["raw", "rollout"])
+    ('raw', 'rollout', 'norm raw', 'norm rollout')
+    """
+    listed = tuple(methods)
+    return tuple(name_result(edge_name, method) for edge_name in edges for method in listed)
+
+
 def result_schema(
-    methods: Iterable[str],
+    results: Iterable[str],
     importance: Iterable[str],
     keep: Iterable[str] = (),
     *,
@@ -63,7 +74,7 @@ def result_schema(
         "probability": pa.float64(),
     }
     fields |= {"removed": pa.list_(pa.int32())} if removed else {}
-    fields |= {name: pa.list_(pa.list_(pa.float32())) for name in methods}
+    fields |= {name: pa.list_(pa.list_(pa.float32())) for name in results}
     fields |= {name: pa.list_(pa.float32()) for name in importance}
     fields |= {name: pa.string() for name in keep}
     return pa.schema(list(fields.items()))
@@ -85,8 +96,8 @@ def error_schema() -> "pyarrow.Schema":
 
 
 def make_result_table(
-    results: Sequence[ScoredRow],
-    methods: Iterable[str],
+    rows: Sequence[ScoredRow],
+    results: Iterable[str],
     importance: Iterable[str],
     schema: "pyarrow.Schema",
 ) -> "pyarrow.Table":
@@ -104,27 +115,27 @@ def make_result_table(
             return None
         return [*encoded.words, *[None] * len(encoded.decoder_tokens)]
 
-    predictions = [result.prediction or (None, None) for result in results]
+    predictions = [row.prediction or (None, None) for row in rows]
     columns: dict[str, Any] = {
-        "id": [result.row.id for result in results],
-        "row": [result.row.number for result in results],
-        "text": [result.row.text for result in results],
-        "tokens": [list_tokens(result.encoded) for result in results],
-        "special": [list_special(result.encoded) for result in results],
-        "words": [list_words(result.encoded) for result in results],
-        "label": [result.row.label for result in results],
+        "id": [row.row.id for row in rows],
+        "row": [row.row.number for row in rows],
+        "text": [row.row.text for row in rows],
+        "tokens": [list_tokens(row.encoded) for row in rows],
+        "special": [list_special(row.encoded) for row in rows],
+        "words": [list_words(row.encoded) for row in rows],
+        "label": [row.row.label for row in rows],
         "prediction": [escape(label) for label, _ in predictions],
         "probability": [probability for _, probability in predictions],
-        "removed": [result.removed for result in results],
+        "removed": [row.removed for row in rows],
     }
-    for name in methods:
-        rows = [row for result in results for row in result.scores[name]]  # [token] each
-        depths = (len(result.scores[name]) for result in results)
-        columns[name] = nest(nest(join(rows), map(len, rows)), depths)
+    for name in results:
+        layers = [layer for row in rows for layer in row.scores[name]]  # [token] each
+        depths = (len(row.scores[name]) for row in rows)
+        columns[name] = nest(nest(join(layers), map(len, layers)), depths)
     for name in importance:
-        scores = [result.scores[name] for result in results]
+        scores = [row.scores[name] for row in rows]
         columns[name] = nest(join(scores), map(len, scores))
-    kept = [result.row.kept for result in results]
+    kept = [row.row.kept for row in rows]
     columns |= {
         name: [values[place] for values in kept]
         for place, name in enumerate(name for name in schema.names if name not in columns)

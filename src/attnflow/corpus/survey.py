@@ -18,7 +18,7 @@ KNOWN_LABELS = 1000  # different labels that are remembered
 def survey_input(inputs: InputFiles, model: Model, notify: Notify, *, watched: bool) -> int:
     """How many rows there are; what is wrong with the input is told before anything is computed.
 
-    watched: whether labels are the targets of importance.
+    watched: whether labels are the targets of importance, or of gradient edges.
     """
     count, ids = 0, array("q")  # 8 bytes per row are enough to see that an id is repeated
     unknown: dict[str, None] = {}
@@ -37,9 +37,10 @@ def survey_input(inputs: InputFiles, model: Model, notify: Notify, *, watched: b
                 unknown[row.label] = None
     if labels[False] > labels[True]:  # stars from 1 to 5 hold some class numbers by accident
         raise OptionError(
-            f"importance watches the class that a label names, and {labels[False]:,} of"
-            f" {sum(labels):,} labels in {inputs.columns.label!r} are no class of {model.name}; got"
-            f" {', '.join(map(repr, unknown))}: give another label_column, or none"
+            "importance and gradient edges watch the class that a label names, and"
+            f" {labels[False]:,} of {sum(labels):,} labels in {inputs.columns.label!r} are no class"
+            f" of {model.name}; got {', '.join(map(repr, unknown))}: give another label_column, or"
+            " none"
         )
     notify_repeated(inputs, np.frombuffer(ids, np.int64), notify)
     return count

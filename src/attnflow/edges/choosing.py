@@ -1,7 +1,7 @@
 """`EDGES`: what an edge can weigh, by name; and edge weights of a user's own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -188,7 +188,7 @@ def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
                 )
             weight = EDGES[wanted]
         elif isinstance(item, EdgeWeight):
-            weight = item
+            weight = item if name in (None, item.name) else rename_weight(item, name)
         else:
             weight = edge_weight(name or name_function(item, "edge weight"), item)
         if weight.name in weights:
@@ -205,6 +205,12 @@ def check_fusion(heads: str) -> None:
     """Refuse what is no way to fuse the heads of edges."""
     if heads not in FUSIONS:
         raise OptionError(f"unknown heads {heads!r}; choose from {', '.join(FUSIONS)}")
+
+
+def rename_weight(weight: EdgeWeight, name: str) -> EdgeWeight:
+    """The same edge weight under another name."""
+    edge_weight(name, weight.compute)  # which refuses a name that it may not have
+    return replace(weight, name=name)
 
 
 def name_result(edge_name: str, method: str) -> str:
