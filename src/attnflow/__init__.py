@@ -14,6 +14,8 @@ from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generating import generate
 from attnflow.analysis.generation import Generation, PromptAttention
 from attnflow.analysis.importance import Importance, blank_out, input_gradient
+from attnflow.analysis.measuring import faithfulness
+from attnflow.analysis.metrics import PerturbationCurve
 from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
@@ -66,6 +68,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "OptionError",
+    "PerturbationCurve",
     "PromptAttention",
     "Report",
     "RoundingWarning",
@@ -82,6 +85,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_corpus",
+    "faithfulness",
     "flow",
     "generate",
     "input_gradient",

@@ -22,11 +22,17 @@ def spearman(scores: Floats, importance: Floats) -> Floats:
     rows = np.vstack([scores, importance])
     if rows.shape[1] < 2 or not np.isfinite(rows).all():
         return np.full(len(scores), np.nan)
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    ranks = rankdata(np.round(rows / np.where(largest > 0, largest, 1.0), TIE_DIGITS), axis=1)
+    ranks = rankdata(round_scores(rows), axis=1)
     centred = ranks - ranks.mean(axis=1, keepdims=True)
     lengths = np.sqrt((centred**2).sum(axis=1))
     product = lengths[:-1] * lengths[-1]
     correlations: Floats = np.full(len(scores), np.nan)
     np.divide(centred[:-1] @ centred[-1], product, out=correlations, where=product > 0)
     return np.clip(correlations, -1.0, 1.0)
+
+
+def round_scores(scores: Floats) -> Floats:
+    """Scores [..., token] relative to the largest of their row, without what is rounding."""
+    largest = np.abs(scores).max(axis=-1, keepdims=True, initial=0.0)
+    rounded: Floats = np.round(scores / np.where(largest > 0, largest, 1.0), TIE_DIGITS)
+    return rounded
