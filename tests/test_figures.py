@@ -19,7 +19,7 @@ from PIL import Image
 
 import attnflow as af
 from attnflow import figures
-from attnflow.analysis.report import ScoredExample
+from attnflow.analysis.scored import ScoredExample
 from attnflow.show import colours, drawing, graph_parts, layout
 from attnflow.show.figures import Drawing
 from tests.oracles import attention

@@ -16,6 +16,7 @@ from attnflow.analysis.generation import Generation, PromptAttention
 from attnflow.analysis.importance import Importance, blank_out, input_gradient
 from attnflow.analysis.measuring import faithfulness
 from attnflow.analysis.metrics import PerturbationCurve
+from attnflow.analysis.rationales import plausibility
 from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
@@ -91,6 +92,7 @@ __all__ = [
     "input_gradient",
     "load",
     "max_flow",
+    "plausibility",
     "raw",
     "read_corpus",
     "record",

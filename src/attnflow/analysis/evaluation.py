@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from itertools import islice
 from typing import Any
@@ -25,7 +25,11 @@ from attnflow.analysis.pipeline import (
     score_importance,
     score_query,
 )
-from attnflow.analysis.report import Report, ScoredExample
+from attnflow.analysis.rationales import read_rationales
+from attnflow.analysis.report import Report
+from attnflow.analysis.scored import ScoredExample
+from attnflow.analysis.statistics import check_statistic
+from attnflow.analysis.yardsticks import Faithful, Subject, Yardsticks
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count, check_integers
 from attnflow.core.custom import Choices, Method, call_own, check_name, name_function, read_methods
@@ -60,8 +64,14 @@ def evaluate(
     residual: float | None = None,
     without: Sequence[int] = (),
     workers: int = 1,
+    faithfulness: Any = (),
+    replacement: Any = None,
+    target_of: str = "probability",
+    rationales: Sequence[Any] | None = None,
+    statistic: str = "spearman",
+    undefined: str = "drop",
 ) -> Report:
-    """How well methods rank the tokens of examples: Spearman's correlation with importance.
+    """How well methods rank the tokens of examples: by correlation with importance, and more.
 
     One forward pass per example serves all methods. Interrupted by Ctrl-C, it returns the report
     of what is done.
@@ -101,6 +111,25 @@ def evaluate(
         Positions to take out of every graph, for instance a sink; they are not ranked.
     workers
         Threads for attention flow.
+    faithfulness
+        Names of metrics, or {name: function}, as `faithfulness` takes them; their columns stand
+        beside the correlations, with two more rows: a random order (the mean of 10 seeds), and the
+        best order that was found.
+    replacement
+        What is done to tokens that are taken away, as for `faithfulness`; or a list of such, each
+        measured by itself, so that `Report.agreement` can compare them.
+    target_of
+        The value that faithfulness watches: "probability", "log_probability" or "logit".
+    rationales
+        One per example: 1 for each token that somebody marked as the reason, else 0; gives the
+        columns of `plausibility`.
+    statistic
+        The rank correlation: "spearman", "kendall" (tau-b), or "dense", Spearman's of dense ranks,
+        as the authors of the paper compute it; it lifts methods that tie many tokens, as flow does.
+    undefined
+        Whether means leave out undefined correlations ("drop"), or count them as zero ("zero").
+        They are undefined where all scores are equal, so that to drop them favours methods that tie
+        many tokens. How many there are is always told. Undefined metrics are always left out.
 
     >>> from attnflow import load
     >>> examples = [("the key to the cabinets", "singular")]
@@ -116,12 +145,14 @@ def evaluate(
     chosen = list(islice(examples, limit))
     if not chosen:
         raise OptionError("there must be at least one example; got none")
+    check_statistic(statistic, undefined)
     methods, older_scorers = split_older(methods, METHODS, 1, "methods", "scorers={name: function}")
     against, older_against = split_older(
         against, IMPORTANCES, 3, "against", "a function f(model, inputs, target)"
     )
+    model = open_model(model)
     job = Evaluation(
-        model=open_model(model),
+        model=model,
         methods=read_methods(methods),
         against=read_importances(against),
         scorers=read_scorers(scorers, len(chosen)),
@@ -133,6 +164,8 @@ def evaluate(
         edges=read_edges(edges),
         residual=residual,
         workers=workers,
+        yardsticks=Yardsticks.read(model, faithfulness, replacement, target_of),
+        bare=rationales is not None,
     )
     job.check()
     if job.other_edges and (graph is not None or len(without)):
@@ -144,6 +177,7 @@ def evaluate(
     encoded = [  # all of them, before anything is computed
         check_example(job.model, f"example {number}", *pair) for number, pair in enumerate(pairs, 1)
     ]
+    marks = read_rationales(rationales, [len(inputs.tokens) for inputs in encoded])
     done: list[ScoredExample] = []
     with progress_bar("evaluating") as tick:
         try:
@@ -156,6 +190,9 @@ def evaluate(
         except KeyboardInterrupt:
             if not done:
                 raise
+    if marks is not None:
+        done = [replace(each, rationale=mark) for each, mark in zip(done, marks, strict=False)]
+    yardsticks = job.yardsticks
     return Report(
         model=job.model.name,
         methods=(*job.method_names, *job.scorer_names),
@@ -168,6 +205,11 @@ def evaluate(
         seconds=job.seconds,
         scorers=job.scorer_names,
         source=job.source,
+        statistic=statistic,
+        undefined=undefined,
+        faithfulness=() if yardsticks is None else tuple(yardsticks.request.metrics),
+        replacements=() if yardsticks is None else yardsticks.names,
+        target_of=target_of.replace("-", "_"),
     )
 
 
@@ -187,6 +229,8 @@ class Evaluation:
     edges: dict[str, EdgeWeight]
     residual: float | None
     workers: int
+    yardsticks: Yardsticks | None = None
+    bare: bool = False  # whether methods are measured by something else than importance, too
     layers: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     source: Source | None = None
@@ -213,7 +257,7 @@ class Evaluation:
             ("method", [*self.method_names, *self.scorer_names], METHODS),
             ("importance", [*self.against, *self.older_against], IMPORTANCES),
         ):
-            if not names:
+            if not names and not (what == "importance" and (self.yardsticks or self.bare)):
                 raise OptionError(f"at least one {what} is needed; choose from {', '.join(known)}")
             for name in names:
                 if names.count(name) > 1:
@@ -242,7 +286,7 @@ class Evaluation:
         position = None if isinstance(self.query, str) else self.query
         readings: list[Reading] = []
         graphs: list[dict[str, AttentionGraph]] = []
-        if self.methods or self.against:
+        if self.methods or self.against or self.yardsticks:
             targets = [None if label is None else self.model.target(label) for label in labels]
             with self.timed("capture"):
                 readings = read_inputs(self.model, encoded, targets=targets, position=position)
@@ -254,6 +298,8 @@ class Evaluation:
                     self.model, readings, name, function, values=texts, position=position
                 )
         watched = [str(label) for label in labels]
+        if self.model.predicts and readings:
+            watched = [self.model.label(int(reading.target or 0)) for reading in readings]
         if importance:
             watched = [scored.target for scored in next(iter(importance.values()))]
         for name, older in self.older_against.items():
@@ -275,6 +321,7 @@ class Evaluation:
             scores[name] = [row[None] for row in self._call_each(name, older, examples, encoded)]
         removed = [next(iter(by_edge.values())).removed for by_edge in graphs]
         removed = removed or [()] * len(examples)
+        faithful = self.measure(readings, scores, removed, position)
         return [
             ScoredExample(
                 text,
@@ -284,11 +331,35 @@ class Evaluation:
                 {name: rows[place] for name, rows in scores.items()},
                 {name: np.asarray(values[place]) for name, values in importance.items()},
                 gone,
+                measured,
             )
-            for place, (text, target, inputs, gone) in enumerate(
-                zip(texts, watched, encoded, removed, strict=True)
+            for place, (text, target, inputs, gone, measured) in enumerate(
+                zip(texts, watched, encoded, removed, faithful, strict=True)
             )
         ]
+
+    def measure(
+        self,
+        readings: Sequence[Reading],
+        scores: Mapping[str, Sequence[Floats]],
+        removed: Sequence[tuple[int, ...]],
+        position: int | None,
+    ) -> list[tuple[Faithful, ...]]:
+        """How faithful all scores [layer, token] of each input are; nothing if not asked for."""
+        if self.yardsticks is None:
+            return [()] * len(removed)
+        with self.timed("faithfulness"):
+            subjects = [
+                Subject(
+                    reading.encoded,
+                    self.model.logit_position(reading.encoded, reading.position),
+                    position,
+                    int(reading.target or 0),
+                    gone,
+                )
+                for reading, gone in zip(readings, removed, strict=True)
+            ]
+            return self.yardsticks.measure(subjects, scores)
 
     def make_graphs(
         self, readings: Sequence[Reading], position: int | None

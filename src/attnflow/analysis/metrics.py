@@ -93,6 +93,11 @@ class Metric:
     logarithm: bool = False
     normalised: bool = False
 
+    @property
+    def is_lower(self) -> bool:
+        """Whether a lower value is better, of what the metric gives."""
+        return self.lower and not self.normalised
+
     def __call__(self, curve: PerturbationCurve) -> float:
         """Its value on a curve; NaN where all orders are equal and it is normalised."""
         curves = (
@@ -205,6 +210,18 @@ METRICS = Metrics(
     }
 )
 DEFAULTS = ("comprehensiveness", "sufficiency", "deletion", "insertion", "log_odds")
+
+
+def prefers_lower(name: str) -> bool:
+    """Whether lower is better by this metric; of metrics of the user's own nobody knows.
+
+    >>> prefers_lower("deletion"), prefers_lower("comprehensiveness@20")
+    (True, False)
+    """
+    try:
+        return METRICS[name].is_lower
+    except KeyError:
+        return False
 
 
 # ---- what is asked for ---------------------------------------------------------------------------

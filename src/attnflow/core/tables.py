@@ -136,7 +136,7 @@ class Table:
         return format_html(self._view(), self._provenance)
 
     def _panels(self) -> Iterator[Panel]:
-        yield Panel(self.columns, self.rows())
+        yield Panel(self._columns, self.rows())
 
     def _view(self) -> Iterator[Panel]:
         return self._panels()
@@ -147,8 +147,13 @@ class Table:
             [clean_text(cell) if isinstance(cell, str) else cell for cell in row]
             for row in self.rows()
         )
-        values = list(zip(*rows, strict=True)) or [()] * len(self.columns)
-        return dict(zip(self.columns, values, strict=True))
+        values = list(zip(*rows, strict=True)) or [()] * len(self._columns)
+        return dict(zip(self._columns, values, strict=True))
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The names of the columns; for a result that has more of them at times, to override."""
+        return self.columns
 
     @property
     def _provenance(self) -> Source | None:
@@ -158,10 +163,10 @@ class Table:
 
     def _write_csv(self, file: IO[bytes]) -> None:
         if self._provenance is None:
-            write_csv(file, list(self.columns), self.rows())
+            write_csv(file, list(self._columns), self.rows())
             return
         source = str(self._provenance)
-        write_csv(file, [*self.columns, "source"], ((*row, source) for row in self.rows()))
+        write_csv(file, [*self._columns, "source"], ((*row, source) for row in self.rows()))
 
 
 def take_rows(rows: Iterable[Row], limit: int | None) -> tuple[list[Row], int]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnflow.analysis.statistics import spearman
+from attnflow.analysis.statistics import bootstrap, spearman
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
 from attnflow.core.files import dump_json, write_by_ending
@@ -26,7 +26,6 @@ from attnflow.corpus.rows import require_pyarrow
 from attnflow.errors import OptionError
 
 STORED_DIGITS = 6  # of a score in float32; what follows is rounding, and breaks no tie
-RESAMPLES = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,21 +229,6 @@ def round_scores(values: Any) -> Floats:
     scores = np.asarray(values, dtype=np.float64)
     largest = np.abs(scores).max(axis=-1, keepdims=True)
     return np.round(scores / np.where(largest > 0, largest, 1.0), STORED_DIGITS)
-
-
-def bootstrap(values: Floats, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The 95 % confidence interval of a mean: the middle of the means of resampled values.
-
-    >>> low, high = bootstrap(np.arange(100.0))
-    >>> 40 < low < 49.5 < high < 60
-    True
-    """
-    if not len(values):
-        return float("nan"), float("nan")
-    rng = np.random.default_rng(seed)
-    means = [values[rng.integers(0, len(values), len(values))].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 # ---- words --------------------------------------------------------------------------------------
