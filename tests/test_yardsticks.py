@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise, permutations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import attnflow as af
 from attnflow.analysis.metrics import PerturbationCurve
 from attnflow.analysis.statistics import dense, kendall
 from tests.families import build, word_tokenizer
+from tests.test_cli import inside
 
 LABELS = {"the key to cabinets": "singular", "the keys to the cabinet": "plural"}
 EXAMPLES: list[Any] = [
@@ -313,3 +315,20 @@ def test_plausibility_refuses_what_does_not_fit() -> None:
     ]:
         with pytest.raises(af.OptionError, match=message):
             af.plausibility(scores, rationale)
+
+
+def test_the_command_measures_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "texts.tsv"
+    file.write_text("the key to cabinets\tsingular\nthe old keys\tplural\n")
+    command = ["evaluate", "verb-number", str(file), "--layers", "6", "--against", "blank_out"]
+    options = ["--faithfulness", "comprehensiveness@20,deletion", "--replacement"]
+    found = inside(monkeypatch, *command, *options, "unknown,removal", "--differences")
+    assert found == 0
+    shown = capsys.readouterr().out
+    assert "| method | layer | blank_out | comprehensiveness@20 | deletion | undefined |" in shown
+    assert "| deletion | unknown | removal |" in shown
+    assert "by Holm over 9 comparisons" in shown
+    assert inside(monkeypatch, *command, *options[:2], "--target-of", "odds") == 2
+    assert "unknown target_of='odds'" in capsys.readouterr().err

@@ -1,23 +1,29 @@
 """`Report`: how methods and scorers do by each yardstick, example by example."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from attnflow.analysis.comparing import (
+    Agreement,
+    Differences,
+    compare_methods,
+    compare_replacements,
+    read_comparison,
+)
 from attnflow.analysis.metrics import prefers_lower
 from attnflow.analysis.rationales import PLAUSIBILITY, measure_plausibility
+from attnflow.analysis.saving import ReportTable
 from attnflow.analysis.scored import ScoredExample
 from attnflow.analysis.statistics import STATISTIC_NAMES, STATISTICS, summarise
 from attnflow.analysis.yardsticks import BASELINES
 from attnflow.core.arrays import Floats
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.files import dump_json
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel, Table
+from attnflow.core.tables import Panel
 from attnflow.errors import OptionError
 
 Row = tuple[Any, ...]  # as `Report.columns`, and the replacement where there is faithfulness
@@ -25,7 +31,7 @@ Yardstick = tuple[str, str | None]  # an importance or a metric, and the replace
 
 
 @dataclass(frozen=True, eq=False)
-class Report(Table):
+class Report(ReportTable):
     """How methods do by each yardstick, example by example.
 
     A yardstick is the rank correlation with an importance, a metric of faithfulness, or agreement
@@ -233,6 +239,42 @@ class Report(Table):
             )
         return float(chosen[-1][3])
 
+    def differences(
+        self,
+        against: str | Iterable[str] | None = None,
+        *,
+        layer: int | None = None,
+        methods: Iterable[str] | None = None,
+        replacement: str | None = None,
+        seed: int = 0,
+    ) -> Differences:
+        """Paired differences between methods: mean, 95 % interval, p value, corrected by Holm.
+
+        Intervals are bootstrapped over examples; p values come from changes of sign. All rows are
+        one family: ask for fewer yardsticks or methods, and less is corrected.
+
+        Parameters
+        ----------
+        against
+            The yardsticks: importances, measures of plausibility, metrics; all if None.
+        layer
+            Of which layer; the top one computed if None.
+        methods
+            Between which, two or more; all if None. "random order" and "best found" are others to
+            compare with.
+        replacement
+            For faithfulness: under which replacement, the first one if None.
+        seed
+            Of what is drawn at random.
+        """
+        return compare_methods(
+            self, *read_comparison(self, against, layer, methods, replacement), seed
+        )
+
+    def agreement(self) -> Agreement:
+        """How alike the replacements judge, where a list of them was given to `evaluate`."""
+        return compare_replacements(self)
+
     def _panels(self) -> Iterator[Panel]:
         """One table per importance: methods down, layers across, mean ± standard deviation.
 
@@ -251,6 +293,10 @@ class Report(Table):
                     f" beside the correlations ({self.model}, {self.what()})"
                 )
                 yield self._compare([*plain, *metrics], caption)
+            if len(self.replacements) > 1:
+                found = self.agreement()
+                caption = "Agreement of replacements: on the order of methods, and of examples"
+                yield Panel(found.columns, found.rows(), caption)
         elif len(plain) > len(self.against):
             caption = f"Agreement with rationales ({self.model}, {self.what()})"
             yield self._compare(plain, caption)
@@ -337,26 +383,6 @@ class Report(Table):
             ],
         }
         return dump_json(content)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .md, .csv, .tex or .json.
-
-        Parameters
-        ----------
-        path
-            The file; its ending says which.
-        """
-        forms = {
-            ".md": self.to_markdown,
-            ".csv": self.to_csv,
-            ".tex": self.to_latex,
-            ".json": self.to_json,
-        }
-
-        def writer(form: Callable[[], str]) -> Callable[[Any], object]:
-            return lambda file: file.write(form().encode(errors="backslashreplace"))
-
-        return write_by_ending(path, {ending: writer(form) for ending, form in forms.items()})
 
     def __repr__(self) -> str:
         yardsticks = dict.fromkeys(name for name, _ in self.yardsticks)
