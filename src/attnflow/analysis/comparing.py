@@ -171,13 +171,6 @@ def read_comparison(
     for name in wanted:
         if name not in known:
             raise OptionError(f"this report has no yardstick {name!r}; it has {', '.join(known)}")
-    if layer is not None:
-        (layer,) = check_integers([layer], "layer")
-        if layer not in report.layers:
-            raise OptionError(
-                f"this report has no layer {layer}; it has"
-                f" {', '.join(map(str, report.layers)) or 'none'}"
-            )
     names = (*report.methods, *(BASELINES if report.faithfulness else ()))
     chosen = list(report.methods) if methods is None else list(methods)
     for name in chosen:
@@ -188,14 +181,28 @@ def read_comparison(
             "a difference is between two different methods or more;"
             f" got {', '.join(chosen) or 'none'}"
         )
+    return wanted, read_layer(report, layer), chosen, read_way(report, replacement)
+
+
+def read_layer(report: "Report", layer: int | None) -> int | None:
+    """A layer of the report; None for the top one."""
+    if layer is None:
+        return None
+    (layer,) = check_integers([layer], "layer")
+    if layer not in report.layers:
+        known = ", ".join(map(str, report.layers)) or "none"
+        raise OptionError(f"this report has no layer {layer}; it has {known}")
+    return layer
+
+
+def read_way(report: "Report", replacement: str | None) -> str | None:
+    """A replacement of the report, the first if None; None if it has none."""
     if replacement is None:
-        replacement = next(iter(report.replacements), None)
-    elif replacement not in report.replacements:
-        raise OptionError(
-            f"this report has no replacement {replacement!r}; it has"
-            f" {', '.join(report.replacements) or 'none'}"
-        )
-    return wanted, layer, chosen, replacement
+        return next(iter(report.replacements), None)
+    if replacement not in report.replacements:
+        known = ", ".join(report.replacements) or "none"
+        raise OptionError(f"this report has no replacement {replacement!r}; it has {known}")
+    return replacement
 
 
 # ---- agreement of replacements -------------------------------------------------------------------
@@ -247,3 +254,44 @@ def compare_replacements(report: "Report") -> Agreement:
                 examples = float(np.mean(defined)) if defined else float("nan")
             found.append((metric, *pair, methods, examples, len(first)))
     return Agreement(tuple(found), report.source)
+
+
+# ---- mean curves ---------------------------------------------------------------------------------
+
+SHARES = np.linspace(0.0, 1.0, 21)  # of the tokens, where curves of texts of any length meet
+
+
+@dataclass(frozen=True, eq=False)
+class MeanCurve:
+    """The mean over examples of the value of the target, by the share of tokens gone, or kept."""
+
+    mean: Floats  # [share], at SHARES
+    std: Floats  # [share]
+    examples: int
+
+
+def average_curves(
+    report: "Report", layer: int | None = None, replacement: str | None = None
+) -> list[dict[str, MeanCurve]]:
+    """By side (deleted, kept), then by method: its mean curve, where one was measured."""
+    layer = read_layer(report, layer)
+    way = read_way(report, replacement)
+    if way is None:
+        raise OptionError(
+            "there are curves where faithfulness was measured: evaluate(..., faithfulness=...)"
+        )
+    place = report.replacements.index(way)
+    sides: list[dict[str, MeanCurve]] = [{}, {}]
+    for side, found in enumerate(sides):
+        for method in (*report.methods, *BASELINES):
+            layered = method not in (*report.scorers, *BASELINES)
+            at = report.layers.index(max(report.layers) if layer is None else layer)
+            rows = []
+            for example in report.examples:
+                steps = example.faithful[place].curves[method][at if layered else 0, side]
+                known = np.flatnonzero(~np.isnan(steps))
+                if len(known) > 1:
+                    rows.append(np.interp(SHARES, known / (len(steps) - 1), steps[known]))
+            if rows:
+                found[method] = MeanCurve(np.mean(rows, axis=0), np.std(rows, axis=0), len(rows))
+    return sides
