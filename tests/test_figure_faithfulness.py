@@ -60,7 +60,7 @@ def test_a_report_of_deletion_alone_has_one_panel_and_is_written_in_every_form(
     for ending in ("png", "svg", "pdf"):
         assert drawing.save(tmp_path / f"curves.{ending}").stat().st_size > 1000
     text = (tmp_path / "curves.svg").read_text()
-    assert "replacement: unknown" in text
+    assert "layer 6; replacement: unknown" in text
     assert "standard deviation, n = 2" in text
 
 
@@ -90,3 +90,16 @@ def test_what_cannot_be_drawn_is_refused(report: af.Report) -> None:
     )
     with pytest.raises(af.OptionError, match="every example is undefined"):
         figures.deletion_curves(lone)
+
+
+def test_scorers_alone_are_drawn_without_a_layer() -> None:
+    found = af.evaluate(
+        af.load("verb-number"),
+        TEXTS[:2],
+        methods=[],
+        against=(),
+        scorers={"mine": lambda text: af.load("verb-number").encode(text).ids},
+        faithfulness="deletion",
+    )
+    drawn = figures.deletion_curves(found).artists["deletion"]
+    assert list(drawn) == ["mine", "random order", "best found"]

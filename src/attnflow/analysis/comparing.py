@@ -284,11 +284,12 @@ def average_curves(
     sides: list[dict[str, MeanCurve]] = [{}, {}]
     for side, found in enumerate(sides):
         for method in (*report.methods, *BASELINES):
-            layered = method not in (*report.scorers, *BASELINES)
-            at = report.layers.index(max(report.layers) if layer is None else layer)
+            at = 0
+            if method not in (*report.scorers, *BASELINES):
+                at = report.layers.index(max(report.layers) if layer is None else layer)
             rows = []
             for example in report.examples:
-                steps = example.faithful[place].curves[method][at if layered else 0, side]
+                steps = example.faithful[place].curves[method][at, side]
                 known = np.flatnonzero(~np.isnan(steps))
                 if len(known) > 1:
                     rows.append(np.interp(SHARES, known / (len(steps) - 1), steps[known]))

@@ -103,7 +103,8 @@ def deletion_curves(
     counts = {curve.examples for side in shown for curve in sides[side].values()}
     way = replacement or report.replacements[0]
     between = "; " if len(shown) > 1 else "\n"
-    title = f"mean ± {BANDS[band]}, n = {max(counts)}{between}replacement: {way}"
+    where = f"layer {layer or max(report.layers)}; " if report.layers else ""
+    title = f"mean ± {BANDS[band]}, n = {max(counts)}{between}{where}replacement: {way}"
     legend = owner.legend(
         [lines[method] for method in methods], [""] * len(methods), title=title, **options
     )
