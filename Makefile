@@ -44,6 +44,7 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/corpus.py
 	$(BIN)/python benchmarks/edges.py
 	$(BIN)/python benchmarks/faithfulness.py
+	$(BIN)/python benchmarks/planted.py
 
 docs-figures: .venv/installed-browser  ## draw anew what README and docs show
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py

@@ -54,8 +54,12 @@ def draw_gallery() -> None:
     figures.attention_graph(explanation.rollout, position=0).save(FOLDER / "graph.svg")
     paths = af.max_flow(graph, source=(3, 0), target=(0, 2))
     figures.flow_paths(paths).save(FOLDER / "paths.svg")
+    kinds = ("attention", "norm", "contribution", "gradient")
+    model = af.load("verb-number")
+    graphs = {kind: af.attention_graph(model, SENTENCE, edges=kind) for kind in kinds}
+    figures.edges(graphs, layer=3).save(FOLDER / "edges.svg")
     examples = [(example.text, example.label) for example in islice(grammar.sentences(), 300)]
-    report = af.evaluate(af.load("verb-number"), examples)
+    report = af.evaluate(model, examples)
     figures.layer_curves(report).save(FOLDER / "curves.svg")
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.capturing.following import trace_model
 from attnflow.core.custom import call_own
-from attnflow.edges.building import trace_model
 from tests.families import FAMILIES, PAIRS, VISION, build
 
 OUTSIDE = ("mpnet", "deberta-v2", "bloom")  # attention of their own
@@ -19,7 +19,7 @@ KINDS = ("effective", "norm", "contribution")
 
 def perturbed(family: str) -> Any:
     """A model whose norms, biases and factors are not those of initialisation."""
-    model = build(family).eval()
+    model = deepcopy(build(family)).eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -76,7 +76,7 @@ def test_the_parts_add_up_to_the_stream_but_for_what_no_key_brought(family: str)
     ["roberta", "distilbert", "gpt2", "gpt-neox", "llama", "gemma2", "mistral", "opt", "t5"],
 )
 def test_gradients_equal_autograd_through_eager_attention(family: str) -> None:
-    model = build(family).eval()
+    model = deepcopy(build(family)).eval()
     model.set_attn_implementation("eager")
     wrapped = af.Model(model)
     encoded = wrapped.encode([5, 6, 7, 8, 9])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.capturing.following import trace_model
 from tests.families import build, word_tokenizer
 
 TEXT = "the key to the cabinets"
@@ -45,7 +46,7 @@ def test_scores_are_rows_of_one_layer_by_token_or_by_word() -> None:
         "the lost key", model=af.Model(build("distilbert"), tokenizer), importance="blank_out"
     )
     scores = found.scores(layer=2)
-    assert list(scores) == ["raw", "rollout", "flow", "blank_out"]
+    assert list(scores) == ["contribution rollout", "raw", "rollout", "flow", "blank_out"]
     np.testing.assert_array_equal(scores["flow"][1], found.flow.at(0, 2))
     words = found.scores(layer=2, by_word=True)
     assert words["raw"][0] == words["flow"][0] == ("[CLS]", "the", "lost", "key", "[SEP]")
@@ -174,6 +175,7 @@ def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
     """One pass for attention and prediction; on top only blank-out's variants and the gradient."""
     text, model = "the keys to the old house", af.load()
     model.is_causal  # noqa: B018  # asked once per model
+    trace_model(model)  # likewise
     calls: dict[str, list[int]] = {"tokenizer": [], "passes": []}
     tokenize, forward = type(model.tokenizer).__call__, type(model.model).forward
 
@@ -188,7 +190,8 @@ def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
     monkeypatch.setattr(type(model.tokenizer), "__call__", count_tokens)
     monkeypatch.setattr(type(model.model), "forward", count_passes)
     if way == "explain":
-        af.explain(text, model=model)
+        names = list(af.explain(text, model=model).results)
+        assert names == ["contribution rollout", "raw", "rollout", "flow"]
     elif way == "evaluate":
         af.evaluate(model, [text])
     else:
@@ -217,13 +220,14 @@ def test_words_are_shown_as_groups_give_them_and_pairs_keep_their_texts(tmp_path
     model = af.Model(build("roberta"), word_tokenizer())
     for normalize in ("sum", "receptive_field", None):
         found = af.explain("the key's here", model=model, normalize=normalize, importance=())
-        graph = found.attention.graph()
         for name, (tokens, values) in found.scores(by_word=True).items():
-            words = af.METHODS[name](
+            graph = found.graphs[name]
+            words = af.METHODS[name.removeprefix("contribution ")](
                 graph, layers=[3], positions=[0], groups="words", normalize=normalize
             )
             assert tokens == words.tokens
             assert np.abs(values - words.at(0)).max() < 1e-12
+    graph = found.attention.graph()
     with pytest.raises(af.OptionError, match="does not add up over a word's tokens"):
         af.rollout(graph, normalize="receptive_field").by_word()
     pair = ("the key", "is lost")

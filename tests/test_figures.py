@@ -125,6 +125,13 @@ def story(
     return af.Generation("are old.", generated, (0.5,) * len(generated), prompt, given)
 
 
+def edge_graphs(tokens: tuple[str, ...] = TOKENS) -> dict[str, af.AttentionGraph]:
+    """Graphs of one input: attention with its residual, and edges of rows that sum to 2."""
+    weights = attention("peaky", DEPTH, len(tokens), np.random.default_rng(5))
+    inside = af.AttentionGraph(edges=2 * weights, tokens=tokens, edge_name="mine")
+    return {"attention": af.AttentionGraph(weights, tokens=tokens), "mine": inside}
+
+
 EXPLAINED = explained()
 FIGURES: dict[str, Callable[[], Drawing]] = {
     "attention_graph": lambda: figures.attention_graph(ROLLOUT, position=2),
@@ -135,6 +142,7 @@ FIGURES: dict[str, Callable[[], Drawing]] = {
     "layer_curves": lambda: figures.layer_curves(report()),
     "deletion_curves": lambda: figures.deletion_curves(measured()),
     "generation": lambda: figures.generation(story(), 2),
+    "edges": lambda: figures.edges(edge_graphs(), 2),
     "flow_paths": lambda: figures.flow_paths(af.max_flow(GRAPH, source=(3, 0), target=(0, 2))),
     "overlay": lambda: figures.overlay(VISION, PICTURE),
 }
@@ -487,6 +495,52 @@ def test_curves_of_one_layer_and_of_a_scorer_without_layers() -> None:
     assert len(set(line.get_ydata())) == 1
 
 
+def test_edges_are_drawn_side_by_side_on_one_scale(tmp_path: Path) -> None:
+    graphs = edge_graphs()
+    drawn = figures.edges(graphs, 2)
+    assert list(drawn.artists) == ["attention", "mine", "bar"]
+    others = ~np.eye(SIZE, dtype=bool)
+    largest = max(graph.layer_edges(2)[others].max() for graph in graphs.values())
+    for name, graph in graphs.items():
+        np.testing.assert_array_equal(drawn.artists[name].get_array(), graph.edges[1])
+        assert drawn.artists[name].get_clim() == (0.0, largest)
+    assert drawn.artists["bar"].extend == "max"  # the residual lies beyond
+    left, right = drawn.axes
+    assert left.get_position().y0 == right.get_position().y0
+    assert (left.get_title(), right.get_title()) == ("attention", "mine")
+    assert ticks(left, "y") == ticks(left) == ticks(right) == ["[CLS]", "the", "keys", "ing", "are"]
+    assert ticks(right, "y") == []
+    assert "edges of layer 2" in texts_of(drawn.save(tmp_path / "edges.svg"))
+    assert figures.edges(graphs, scale=7).artists["mine"].get_clim() == (0.0, 7.0)
+    top = figures.edges(graphs).artists["attention"].get_array()
+    np.testing.assert_array_equal(top, graphs["attention"].edges[-1])
+    axes = Figure().subplots(2, 1)
+    assert figures.edges(graphs, 1, axes=axes).axes == tuple(axes)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("size", [1, 3, 13, 45, 200])
+def test_maps_of_edges_have_their_tokens_and_room(count: int, size: int) -> None:
+    graph = af.AttentionGraph(
+        attention("peaky", 1, size, np.random.default_rng(6)),
+        tokens=[f"{place:W>9}" for place in range(size)],
+    )
+    drawn = figures.edges({f"kind {number}": graph for number in range(count)})
+    drawn.figure.draw_without_rendering()
+    boxes = [ax.get_window_extent() for ax in drawn.axes]
+    assert len({round(box.y0) for box in boxes}) <= max(1, count - 1)  # some side by side
+    for number, (ax, box) in enumerate(zip(drawn.axes, boxes, strict=True)):
+        assert 0.5 < box.width / box.height < 2.0  # nearly square
+        assert not any(box.overlaps(other) for other in boxes[:number])
+        for labels, side in ((ax.get_xticklabels(), "x0"), (ax.get_yticklabels(), "y0")):
+            places = [getattr(label.get_window_extent(), side) for label in labels]
+            if len(places) > 1:
+                assert np.abs(np.diff(places)).min() > 0.9 * drawing.FONT * 100 / 72
+    lowest = [ax for ax, box in zip(drawn.axes, boxes, strict=True) if box.y0 == boxes[-1].y0]
+    assert all(len(ticks(ax)) >= min(size, 13) for ax in lowest)
+    assert len(ticks(drawn.axes[0], "y")) >= min(size, 13)
+
+
 # ---- pictures -----------------------------------------------------------------------------------
 
 
@@ -617,6 +671,7 @@ def test_hostile_tokens_are_only_text(tmp_path: Path) -> None:
         "heat": figures.heatmap(hostile.results["rollout"], 2),
         "maps": figures.compare_heatmaps(hostile),
         "story": figures.generation(prompt),
+        "edges": figures.edges({"mine": af.AttentionGraph(weights, tokens=HOSTILE)}),
         "paths": figures.flow_paths(
             af.max_flow(af.Attention(weights, tokens=HOSTILE), source=(2, 0), target=(0, 2))
         ),
@@ -783,6 +838,23 @@ def test_results_of_another_shape_than_their_tokens() -> None:
         (
             lambda: figures.generation(ROLLOUT),  # type: ignore[arg-type]
             "generation draws what generate gives",
+        ),
+        (
+            lambda: figures.edges({}),
+            r"edges draws graphs by name, \{'norm': attention_graph\(.*\)\}; got dict",
+        ),
+        (lambda: figures.edges({"raw": ROLLOUT}), "got TokenAttention"),  # type: ignore[dict-item]
+        (lambda: figures.edges([GRAPH]), "edges draws graphs by name"),  # type: ignore[arg-type]
+        (lambda: figures.edges(edge_graphs(), 0), "layer must be from 1 to 3; got 0"),
+        (lambda: figures.edges(edge_graphs(), 4), "layer must be from 1 to 3; got 4"),
+        (lambda: figures.edges(edge_graphs(), scale=0), "scale must be a number above 0"),
+        (
+            lambda: figures.edges(edge_graphs() | {"other": edge_graphs(TOKENS[:4])["mine"]}),
+            "must be of one input and one model; other has 3 layers and 4 positions",
+        ),
+        (
+            lambda: figures.edges(edge_graphs(), axes=Figure().subplots(1, 3)),
+            "this drawing has 2 panels, one matplotlib Axes each; got 3",
         ),
         (
             lambda: figures.save("figure", "figure.png"),  # type: ignore[arg-type]

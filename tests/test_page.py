@@ -54,7 +54,7 @@ Open = Callable[..., "Page"]
 @pytest.fixture(scope="module")
 def small() -> af.Explanation:
     """The bundled model, with every head."""
-    return af.explain(TEXT, heads=None)
+    return af.explain(TEXT, heads=None, edges="attention")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def story() -> af.Generation:
         "the key to the cabinets is",
         max_new_tokens=6,
         eos_token_id=None,
+        edges="attention",
     )
 
 
@@ -711,7 +712,7 @@ def test_a_method_of_the_users_own_has_its_tab_strip_map_and_numbers(visit: Open
 
 def test_a_generation_shows_a_method_of_the_users_own(visit: Open, story: af.Generation) -> None:
     mine = af.token_attention("mine", lambda graph: graph.weights**2)
-    tab = visit(generation_page(story, methods=["rollout", mine]))
+    tab = visit(generation_page(story, story.plan(["rollout", mine])))
     tab.get_by_role("tab", name="mine", exact=True).click()
     values = story.by(mine).values  # [generated, prompt, layer]
     check_numbers(tab, values[0, :, -1])
@@ -732,4 +733,32 @@ def test_edges_with_the_residual_inside_have_their_own_numbers(visit: Open) -> N
     for name in ("Rollout", "Raw", "Flow"):
         tab.get_by_role("tab", name=name, exact=True).click()
         check_numbers(tab, found.results[name.lower()].at(found.position))
-    assert "The residual is inside the edges" in tab.locator("#notes").inner_text()
+    assert "The given edges hold the residual" in tab.locator("#notes").inner_text()
+
+
+def test_what_comes_first_is_shown_first_and_each_method_has_its_own_graph(visit: Open) -> None:
+    found = af.explain(TEXT, importance=())
+    tab = visit(explanation_page(found))
+    assert state(tab, "method") == "contribution rollout"
+    drawn = []
+    for name in ("Contribution rollout", "Rollout", "Contribution rollout"):
+        tab.get_by_role("tab", name=name, exact=True).click()
+        for layer in (6, 3):
+            move_slider(tab, layer)
+            check_numbers(tab, found.results[name.lower()].at(found.position, layer))
+        drawn.append(tab.locator("#graph svg").inner_html())
+    assert drawn[0] != drawn[1]
+    assert drawn[0] == drawn[2]
+    notes = tab.locator("#notes").inner_text()
+    assert "The contribution edges hold the residual." in notes
+    assert "Residual of attention: 0.5." in notes
+
+
+def test_a_generation_opens_with_what_comes_first(visit: Open) -> None:
+    model = af.Model(build("llama"), word_tokenizer())
+    found = af.generate(model, "the key to the cabinets is", max_new_tokens=4, eos_token_id=None)
+    tab = visit(generation_page(found))
+    assert state(tab, "method") == "contribution rollout"
+    check_numbers(tab, found.by("rollout", edges="contribution").values[0, :, -1])
+    tab.get_by_role("tab", name="Rollout", exact=True).click()
+    check_numbers(tab, found.rollout().values[0, :, -1])

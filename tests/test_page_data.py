@@ -56,6 +56,11 @@ def method_of(data: dict[str, object], name: str) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
+def graphs_of(data: dict[str, object]) -> list[dict[str, Any]]:
+    """The graphs that a page holds."""
+    return data["graphs"]  # type: ignore[return-value]
+
+
 class Outline(HTMLParser):
     """The tags of a page, and every attribute that could fetch something."""
 
@@ -118,8 +123,12 @@ def test_json_holds_nothing_that_ends_a_script() -> None:
 def test_the_packed_graph_is_the_graph_to_16_bits() -> None:
     found = explained(heads=None)
     data = data_of(explanation_page(found))
-    weights = found.graph.weights
-    assert np.abs(unpacked(data["weights"]) - weights).max() < 3e-4  # type: ignore[arg-type]
+    assert [graph["edges"] for graph in graphs_of(data)] == ["contribution", "attention"]
+    for name, number in (("contribution rollout", 0), ("rollout", 1)):
+        weights, packed = found.graphs[name].weights, graphs_of(data)[number]["weights"]
+        assert np.abs(unpacked(packed) - weights).max() < 3e-4
+        assert method_of(data, name)["graph"] == number
+    assert data["first"] == "contribution rollout"
     assert np.abs(unpacked(data["heads"]) - found.attention.weights).max() < 3e-4  # type: ignore[arg-type]
     flow = method_of(data, "flow")["rows"]
     assert np.abs(unpacked(flow["values"]) - found.flow.values).max() < 3e-4
@@ -145,7 +154,7 @@ def test_a_graph_that_is_too_large_leaves_the_rows_of_the_position(
     monkeypatch.setattr(page, "GRAPH_BYTES", 10)
     found = explained()
     data = data_of(explanation_page(found))
-    assert "weights" not in data
+    assert "graphs" not in data
     rows = method_of(data, "rollout")["rows"]
     assert rows["positions"] == [found.position]
     assert (
@@ -206,7 +215,7 @@ def test_a_long_generation_has_no_flow_and_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(page, "LONG", 7)
     data = data_of(generation_page(random_generation()))
     assert [each["name"] for each in data["methods"]] == ["raw", "rollout"]  # type: ignore[attr-defined]
-    assert "generation.flow()" in str(data["notes"])
+    assert "generation.by('flow'" in str(data["notes"])
 
 
 def test_common_tokens_are_those_that_filtering_takes_out() -> None:
@@ -229,8 +238,9 @@ def test_edges_with_the_residual_inside_travel_as_shares_and_every_row_is_given(
     graph = af.AttentionGraph(edges=7.0 * np.random.default_rng(0).random((3, 5, 5)))
     found = af.explain(graph, methods=["rollout", "flow"])
     data = data_of(explanation_page(found))
-    assert data["residual"] is None
-    assert unpacked(data["weights"]).sum(axis=-1).max() == pytest.approx(1.0, abs=3e-3)  # type: ignore[arg-type]
+    (packed,) = graphs_of(data)
+    assert packed["residual"] is None
+    assert unpacked(packed["weights"]).sum(axis=-1).max() == pytest.approx(1.0, abs=3e-3)
     rows = method_of(data, "rollout")
     assert "computed" not in rows
     assert np.abs(unpacked(rows["rows"]["values"]) - found.rollout.values).max() < 3e-4

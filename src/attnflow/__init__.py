@@ -12,10 +12,11 @@ from attnflow.analysis.evaluation import evaluate
 from attnflow.analysis.explaining import explain
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generating import generate
-from attnflow.analysis.generation import Generation, PromptAttention
+from attnflow.analysis.generation import Generation
 from attnflow.analysis.importance import Importance, blank_out, input_gradient
 from attnflow.analysis.measuring import faithfulness
 from attnflow.analysis.metrics import PerturbationCurve
+from attnflow.analysis.prompt_attention import PromptAttention
 from attnflow.analysis.rationales import plausibility
 from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
@@ -47,12 +48,14 @@ from attnflow.errors import (
 )
 from attnflow.models.loading import load
 from attnflow.models.model import Model
+from attnflow.models.planting import PLANTED, Planted, planted
 
 __version__ = "0.3.0"
 
 __all__ = [
     "EDGES",
     "METHODS",
+    "PLANTED",
     "Attention",
     "AttentionGraph",
     "AttnFlowError",
@@ -70,6 +73,7 @@ __all__ = [
     "Model",
     "OptionError",
     "PerturbationCurve",
+    "Planted",
     "PromptAttention",
     "Report",
     "RoundingWarning",
@@ -92,6 +96,7 @@ __all__ = [
     "input_gradient",
     "load",
     "max_flow",
+    "planted",
     "plausibility",
     "raw",
     "read_corpus",

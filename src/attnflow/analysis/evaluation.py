@@ -16,15 +16,18 @@ from attnflow.analysis.pipeline import (
     ImportanceFunction,
     Reading,
     check_query,
+    choose_graphs,
     open_model,
     read_graph_maker,
     read_importances,
     read_inputs,
+    refuse_graphs,
     score_importance,
     score_query,
 )
 from attnflow.analysis.rationales import read_rationales
 from attnflow.analysis.report import Report
+from attnflow.analysis.sanity import Sanity, measure_sanity, read_seeds
 from attnflow.analysis.scored import ScoredExample
 from attnflow.analysis.scorers import Scorer, check_scores, read_scorers, split_older
 from attnflow.analysis.statistics import check_statistic
@@ -35,10 +38,10 @@ from attnflow.core.custom import Choices, Method, read_methods
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS
 from attnflow.core.provenance import Source
-from attnflow.edges.building import refuse_residual, weigh_batch
+from attnflow.edges.building import refuse_residual
 from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.errors import OptionError
-from attnflow.models.inputs import Encoded, batches
+from attnflow.models.inputs import Encoded
 from attnflow.models.model import Model
 from attnflow.progress import progress_bar
 
@@ -67,6 +70,7 @@ def evaluate(
     rationales: Sequence[Any] | None = None,
     statistic: str = "spearman",
     undefined: str = "drop",
+    sanity: bool | Sequence[int] = False,
 ) -> Report:
     """How well methods rank the tokens of examples: by correlation with importance, and more.
 
@@ -127,6 +131,10 @@ def evaluate(
         Whether means leave out undefined correlations ("drop"), or count them as zero ("zero").
         They are undefined where all scores are equal, so that to drop them favours methods that tie
         many tokens. How many there are is always told. Undefined metrics are always left out.
+    sanity
+        Whether to measure too how far each ranking changes when the weights of a copy of the model
+        are randomised, layer by layer from the top: `report.sanity`. A list of seeds draws them
+        once for each.
 
     >>> from attnflow import load
     >>> examples = [("the key to the cabinets", "singular")]
@@ -165,17 +173,17 @@ def evaluate(
         bare=rationales is not None,
     )
     job.check()
-    if job.other_edges and (graph is not None or len(without)):
-        raise OptionError(
-            "graph and without make graphs of attention;"
-            f" got edges {', '.join(job.other_edges)} as well"
-        )
+    refuse_graphs(job.edges, graph, without)
+    seeds = read_seeds(sanity)
+    if seeds and not job.methods:
+        raise OptionError("sanity ranks by methods on randomised weights; got scorers alone")
     pairs = [split_example(example) for example in chosen]
     encoded = [  # all of them, before anything is computed
         check_example(job.model, f"example {number}", *pair) for number, pair in enumerate(pairs, 1)
     ]
     marks = read_rationales(rationales, [len(inputs.tokens) for inputs in encoded])
     done: list[ScoredExample] = []
+    tested: Sanity | None = None
     with progress_bar("evaluating") as tick:
         try:
             for start in range(0, len(chosen), CHUNK):
@@ -184,6 +192,8 @@ def evaluate(
                     range(len(chosen))[part], chosen[part], pairs[part], encoded[part]
                 )
                 tick(len(done), len(chosen))
+            if seeds:
+                tested = measure_sanity(job, done, pairs, encoded, seeds, special_tokens)
         except KeyboardInterrupt:
             if not done:
                 raise
@@ -207,6 +217,7 @@ def evaluate(
         faithfulness=() if yardsticks is None else tuple(yardsticks.request.metrics),
         replacements=() if yardsticks is None else yardsticks.names,
         target_of=target_of.replace("-", "_"),
+        sanity=tested,
     )
 
 
@@ -241,11 +252,6 @@ class Evaluation:
     def method_names(self) -> tuple[str, ...]:
         """The names of all methods, on each kind of edges."""
         return tuple(name_result(edge, name) for edge in self.edges for name in self.methods)
-
-    @property
-    def other_edges(self) -> dict[str, EdgeWeight]:
-        """The edge weights that need more than a capture of attention."""
-        return {name: weight for name, weight in self.edges.items() if name != "attention"}
 
     def check(self) -> None:
         """Refuse a job that has nothing to rank, or nothing to rank it against."""
@@ -286,8 +292,16 @@ class Evaluation:
         if self.methods or self.against or self.yardsticks:
             targets = [None if label is None else self.model.target(label) for label in labels]
             with self.timed("capture"):
-                readings = read_inputs(self.model, encoded, targets=targets, position=position)
-            graphs = self.make_graphs(readings, position)
+                readings = read_inputs(
+                    self.model,
+                    encoded,
+                    targets=targets,
+                    position=position,
+                    edges=self.edges,
+                    residual=self.residual,
+                )
+            graphs = [choose_graphs(reading, self.edges, self.make_graph) for reading in readings]
+            self.source = self.source or next(iter(graphs[0].values())).source
         importance: dict[str, list[Any]] = {}
         for name, function in self.against.items():
             with self.timed(name):
@@ -357,32 +371,6 @@ class Evaluation:
                 for reading, gone in zip(readings, removed, strict=True)
             ]
             return self.yardsticks.measure(subjects, scores)
-
-    def make_graphs(
-        self, readings: Sequence[Reading], position: int | None
-    ) -> list[dict[str, AttentionGraph]]:
-        """The graph of each kind of edges, for each input that was read."""
-        graphs: list[dict[str, AttentionGraph]] = [{} for _ in readings]
-        if "attention" in self.edges:
-            for reading, by_edge in zip(readings, graphs, strict=True):
-                by_edge["attention"] = self.make_graph(reading.attention)
-        if self.other_edges:
-            with self.timed("edges"):
-                inputs = [reading.encoded for reading in readings]
-                targets = [reading.target for reading in readings]
-                for batch in batches(inputs, self.model.batch_tokens):
-                    made = weigh_batch(
-                        self.model,
-                        [inputs[place] for place in batch],
-                        self.other_edges,
-                        target=[targets[place] for place in batch],
-                        residual=self.residual,
-                        position=position,
-                    )
-                    for place, by_edge in zip(batch, made, strict=True):
-                        graphs[place] |= by_edge
-        self.source = self.source or next(iter(graphs[0].values())).source
-        return graphs
 
     def score_method(
         self, name: str, method: Method, graph: AttentionGraph, encoded: Encoded

@@ -4,29 +4,32 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from attnflow.analysis.defaults import describe_lack, plan_first, plan_methods
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.importance import IMPORTANCES, Importance
 from attnflow.analysis.pipeline import (
     GraphMaker,
     ImportanceFunction,
     Reading,
+    choose_graphs,
     open_model,
     read_batch,
     read_graph_maker,
     read_importances,
+    refuse_graphs,
     score_importance,
 )
 from attnflow.core.attention import Attention
 from attnflow.core.checks import check_position
-from attnflow.core.custom import Choices, Method, read_methods, run_method
+from attnflow.core.custom import Choices, Method, run_method
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import refuse_removed, word_groups
-from attnflow.core.methods import METHODS, raw, rollout
+from attnflow.core.methods import raw, rollout
 from attnflow.core.requests import name_positions, warn_if_even
 from attnflow.core.results import TokenAttention
-from attnflow.edges.building import refuse_residual, weigh_batch
+from attnflow.edges.building import refuse_residual
 from attnflow.edges.choosing import name_result, read_edges
-from attnflow.errors import OptionError
+from attnflow.errors import CaptureError, OptionError
 from attnflow.models.inputs import are_many
 from attnflow.models.loading import BUNDLED
 from attnflow.models.model import Model
@@ -40,8 +43,8 @@ def explain(
     value: Any,
     *,
     model: Any = None,
-    methods: Choices = tuple(METHODS),
-    edges: Any = "attention",
+    methods: Choices | None = None,
+    edges: Any = None,
     importance: Choices = tuple(IMPORTANCES),
     position: int | None = None,
     target: int | str | None = None,
@@ -65,11 +68,12 @@ def explain(
         with attnflow if None.
     methods
         Names of methods, or {name: function} with methods of your own; None stands for attnflow's
-        own of that name.
+        own of that name. All of attnflow's if None.
     edges
         What an edge of the graph weighs, one or several of "attention", "effective", "norm",
         "contribution", "gradient" and what `edge_weight` makes. Results on edges other than
-        attention are called after both: "contribution rollout".
+        attention are called after both: "contribution rollout". Attention if None; and where
+        methods is None as well, first what serves best, contribution rollout (docs/edges.md).
     importance
         Names of importances, or {name: function}, called as f(model, inputs, target); () for none.
         It is left out where a model has none: for images, encoder-decoders and models that predict
@@ -98,8 +102,8 @@ def explain(
     >>> explanation.prediction[0], explanation.flow.at(position=0).shape
     ('singular', (6,))
     """
-    functions, importances = read_methods(methods), read_importances(importance)
-    weights = read_edges(edges)
+    plan, importances = plan_methods(methods, edges), read_importances(importance)
+    weights = read_edges("attention" if edges is None else edges)
     if isinstance(value, Attention | AttentionGraph):
         refused = {"model": model, "target": target, "truncation": truncation or None}
         refused |= {"edges": None if list(weights) == ["attention"] else edges}
@@ -110,14 +114,11 @@ def explain(
                     " leave it out"
                 )
         make = read_graph_maker(graph, residual, without, heads or "mean")
+        functions = dict(plan["attention"])
         return explain_weights(value, make, graph, functions, position, normalize, workers)
     make = read_graph_maker(graph, residual, without)
     refuse_residual(weights, residual)
-    others = {name: weight for name, weight in weights.items() if name != "attention"}
-    if others and (graph is not None or len(without)):
-        raise OptionError(
-            f"graph and without make graphs of attention; got edges {', '.join(others)} as well"
-        )
+    refuse_graphs(weights, graph, without)
     model = open_model(BUNDLED if model is None else model)
     if are_many(value):
         raise OptionError(
@@ -131,24 +132,31 @@ def explain(
             f" predicts; got {target!r}: leave it out"
         )
     aim = None if target is None else model.target(target)
-    (reading,) = read_batch(model, [encoded], targets=[aim], position=position, heads=heads)
-    graphs: dict[str, AttentionGraph] = {}
-    if others:
-        options: dict[str, Any] = {"target": aim, "position": position, "heads": heads or "mean"}
-        (graphs,) = weigh_batch(model, [encoded], others, residual=residual, **options)
-    if "attention" in weights:
-        graphs["attention"] = make(reading.attention)
-    graphs = {name: graphs[name] for name in weights}
+    options: dict[str, Any] = {"position": position, "heads": heads, "residual": residual}
+    options["targets"] = [aim]
+    notes: tuple[str, ...] = ()
+    # graphs made in another way, and receptive fields, are of attention
+    of_attention = graph is not None or len(without) or normalize == "receptive_field"
+    if methods is None and edges is None and not of_attention:
+        first = plan_first(model)
+        try:
+            (reading,) = read_batch(model, [encoded], edges=read_edges(list(first)), **options)
+            plan = first
+        except CaptureError as error:
+            (reading,) = read_batch(model, [encoded], **options)
+            notes = (describe_lack(first, error),)
+    else:
+        (reading,) = read_batch(model, [encoded], edges=weights, **options)
+    graphs = choose_graphs(reading, plan, make)
     shown = next(iter(graphs.values()))
     results: dict[str, TokenAttention] = {}
     named: dict[str, Method] = {}
     on_graphs: dict[str, AttentionGraph] = {}
     for edge_name, network in graphs.items():
-        titles = {name: name_result(edge_name, name) for name in functions}
-        named |= {titles[name]: function for name, function in functions.items()}
-        on_graphs |= dict.fromkeys(titles.values(), network)
-        renamed = {titles[name]: function for name, function in functions.items()}
-        results |= run_methods(renamed, network, reading.position, normalize, workers)
+        titled = {name_result(edge_name, name): method for name, method in plan[edge_name].items()}
+        named |= titled
+        on_graphs |= dict.fromkeys(titled, network)
+        results |= run_methods(titled, network, reading.position, normalize, workers)
     scored: dict[str, Importance] = {}
     by_word: dict[str, Importance] = {}
     if model.predicts and not model.is_vision and not model.is_encoder_decoder:
@@ -170,7 +178,7 @@ def explain(
         results=results,
         importance=scored,
         word_importance=by_word,
-        notes=describe_results(results, reading.position),
+        notes=(*notes, *describe_results(results, reading.position)),
         functions=named,
         source=replace(shown.source, target=next((each.target for each in scored.values()), None)),
     )

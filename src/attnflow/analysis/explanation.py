@@ -118,6 +118,13 @@ class Explanation(Table):
         return self.results
 
     @property
+    def first(self) -> str:
+        """The name of the result that is shown first."""
+        names = list(self.results)
+        on_attention = not names or self.graphs[names[0]].edge_name == "attention"
+        return "rollout" if on_attention and "rollout" in names else names[0] if names else ""
+
+    @property
     def residual(self) -> float | None:
         """The weight of the residual connection; None if it is inside the edges."""
         return self.graph.residual

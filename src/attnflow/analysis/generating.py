@@ -4,15 +4,20 @@ The model generates as it does by itself, with its own cache; capture listens, a
 fused rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 
+from attnflow.analysis.defaults import describe_lack, plan_first, plan_methods
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.pipeline import open_model
 from attnflow.capturing.assembly import assemble_stack, check_mixers
+from attnflow.capturing.following import follow_layers
 from attnflow.core.checks import check_count
+from attnflow.edges.choosing import EdgeWeight, read_edges
+from attnflow.edges.stepping import StepEdges, refuse_reruns, split_edges, watch_tokens
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.listening import Call, listening, restore_rows
@@ -48,6 +53,7 @@ def generate(
     *,
     max_new_tokens: int = 20,
     heads: str | None = "mean",
+    edges: Any = None,
     **options: Any,
 ) -> Generation: ...
 
@@ -59,6 +65,7 @@ def generate(
     *,
     max_new_tokens: int = 20,
     heads: str | None = "mean",
+    edges: Any = None,
     **options: Any,
 ) -> list[Generation]: ...
 
@@ -69,6 +76,7 @@ def generate(
     *,
     max_new_tokens: int = 20,
     heads: str | None = "mean",
+    edges: Any = None,
     **options: Any,
 ) -> Generation | list[Generation]:
     """Generate from a prompt, or from a list of prompts, and keep the attention.
@@ -84,6 +92,11 @@ def generate(
         At most so many tokens.
     heads
         "mean", "max" or "min" fuse heads at once; None keeps every head.
+    edges
+        What an edge of the graph weighs, one or several, as for `explain`; what `by(method,
+        edges=...)` can then be asked for. Those of gradients take a pass and its way back per
+        generated token, when they are asked for. Attention, and what serves best for decoders,
+        if None.
     options
         Those of the model's own `generate`: do_sample, temperature, eos_token_id, ... Beams and
         assisted decoding are refused.
@@ -107,8 +120,35 @@ def generate(
                 f"this model takes at most {model.max_length} tokens; got a prompt of {len(ids)}"
                 f" and max_new_tokens={max_new_tokens}"
             )
-    stories = generate_batch(model, prompts, max_new_tokens, heads, options)
+    plan = plan_first(model) if edges is None else plan_methods(None, edges)
+    weights = read_edges(list(plan) if edges is None else edges)
+    refuse_reruns(weights)
+    run = generate_batch if edges is not None else generate_first
+    stories = [
+        replace(story, shown={name: plan[name] for name in plan if name in story.edges})
+        for story in run(model, prompts, max_new_tokens, heads, options, weights)
+    ]
     return stories if many else stories[0]
+
+
+def generate_first(
+    model: Model,
+    prompts: Sequence[tuple[int, ...]],
+    max_new_tokens: int,
+    heads: str | None,
+    options: dict[str, Any],
+    weights: Mapping[str, EdgeWeight],
+) -> list[Generation]:
+    """Generate with edges that nobody asked for: on attention alone, where a model has none."""
+    import torch
+
+    state = torch.get_rng_state()
+    try:
+        return generate_batch(model, prompts, max_new_tokens, heads, options, weights)
+    except CaptureError as error:
+        torch.set_rng_state(state)  # sampled tokens are those of the first try
+        stories = generate_batch(model, prompts, max_new_tokens, heads, options, {})
+        return [replace(story, notes=(describe_lack(weights, error),)) for story in stories]
 
 
 def check_options(model: Model, options: dict[str, Any]) -> None:
@@ -160,6 +200,7 @@ def generate_batch(
     max_new_tokens: int,
     heads: str | None,
     options: dict[str, Any],
+    weights: Mapping[str, EdgeWeight],
 ) -> list[Generation]:
     """Generate from several prompts, padded on the left: all end where generation starts."""
     import torch
@@ -175,9 +216,16 @@ def generate_batch(
     settings |= {"max_new_tokens": max_new_tokens, "num_beams": 1, "use_cache": True}
     settings |= {"return_dict_in_generate": True, "output_logits": True}
     settings["output_attentions"] = not model.probe.interface
+    in_steps, watching = split_edges(weights)
+    collected = StepEdges(model, in_steps, pads, longest, heads) if in_steps else None
+    watch = (
+        listening(model.model, heads)
+        if collected is None
+        else follow_layers(model, collected.finish, heads)
+    )
     with evaluating(model.model), torch.no_grad():
         try:
-            with running(model), listening(model.model, heads) as calls:
+            with running(model), watch as calls:
                 output = model.model.generate(input_ids=given, attention_mask=mask, **settings)
         except CaptureError as error:
             if isinstance(error.__cause__, TypeError | ValueError):
@@ -206,6 +254,8 @@ def generate_batch(
         if not torch.isfinite(probabilities[place, : len(new)]).all():
             raise CaptureError(f"the scores of {model.name} must be finite; got NaN or infinity")
         attention = assemble_stack(model, layers, place, slice(pad, longest + len(new) - 1), heads)
+        tokens = model.names([*ids, *new])[: attention.size]
+        graphs = {} if collected is None else collected.make_graphs(place, attention.size, tokens)
         text = (
             "" if model.tokenizer is None else model.tokenizer.decode(new, skip_special_tokens=True)
         )
@@ -217,6 +267,8 @@ def generate_batch(
                 model.names(ids),
                 attention,
                 special,
+                graphs,
+                watch_tokens(model, [*ids, *new], len(ids), watching),
             )
         )
     return stories

@@ -5,7 +5,7 @@ variants of blank-out, the pass of a gradient, and whatever a function of the us
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,12 +19,13 @@ from attnflow.analysis.importance import (
     find_replacement,
     measure_blank_out,
 )
-from attnflow.capturing.assembly import run_batch
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.checks import check_residual
 from attnflow.core.custom import Choices, Method, accepts, call_own, read_choices, run_method
 from attnflow.core.graph import RESIDUAL, AttentionGraph
+from attnflow.edges.building import drop_attention, run_edges
+from attnflow.edges.choosing import EdgeWeight
 from attnflow.errors import OptionError
 from attnflow.models.inputs import Encoded, batches
 from attnflow.models.loading import load
@@ -35,6 +36,7 @@ ImportanceFunction = Callable[..., Any]
 IMPORTANCE_FORM = "f(model, inputs, target) -> list[Importance]"
 GraphMaker = Callable[[Attention], AttentionGraph]
 QUERIES = ("focal", "max", "mean")
+NO_EDGES: dict[str, EdgeWeight] = {}  # but attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class Reading:
     position: int  # in the attention graph: where the prediction comes from, or the one asked for
     attention: Attention
     prediction: tuple[str, float] | None  # None for a model that predicts nothing
+    graphs: Mapping[str, AttentionGraph]  # by the name of their edges, other than attention
     target: int | None = None  # the class that importance watches
     probability: float | None = None  # of the target
 
@@ -63,19 +66,34 @@ def read_batch(
     targets: Sequence[int | None] | None = None,
     position: int | None = None,
     heads: str | None = "mean",
+    edges: Mapping[str, EdgeWeight] = NO_EDGES,
+    residual: float | None = None,
 ) -> list[Reading]:
-    """Run a model once on a batch. targets: a class per input; what is predicted where None."""
+    """Run a model once on a batch.
+
+    targets: a class per input; what is predicted where None. edges: what graphs are to be made of
+    beside attention; residual is mixed into those that do not hold it.
+    """
     places = [model.locate(encoded, position) for encoded in inputs]
-    run = run_batch(model, inputs, heads)
+    aims: Sequence[int | None] = targets or [None] * len(inputs)
+    run, graphs = run_edges(
+        model,
+        inputs,
+        drop_attention(edges),
+        heads,
+        target=list(aims),
+        residual=residual,
+        position=position,
+    )
     if not model.predicts:
-        bare = zip(inputs, places, run.attentions, strict=True)
-        return [Reading(encoded, at, attention, None) for encoded, at, attention in bare]
+        bare = zip(inputs, places, run.attentions, graphs, strict=True)
+        return [Reading(encoded, at, seen, None, by_edge) for encoded, at, seen, by_edge in bare]
     logits = model.read_logits(run.output, list(map(model.logit_position, inputs, places)))
     probabilities = model.probabilities(logits)
-    aims = choose_targets(model, probabilities, targets or [None] * len(inputs))
-    watched = [float(probabilities[row, aim]) for row, aim in enumerate(aims)]
+    chosen = choose_targets(model, probabilities, aims)
+    watched = [float(probabilities[row, aim]) for row, aim in enumerate(chosen)]
     predictions = model.read_predictions(logits)
-    parts = zip(inputs, places, run.attentions, predictions, aims, watched, strict=True)
+    parts = zip(inputs, places, run.attentions, predictions, graphs, chosen, watched, strict=True)
     return [Reading(*part) for part in parts]
 
 
@@ -84,15 +102,18 @@ def read_inputs(
     inputs: Sequence[Encoded],
     *,
     targets: Sequence[int | None] | None = None,
-    position: int | None = None,
+    **options: Any,
 ) -> list[Reading]:
-    """The same for any number of inputs, some of similar length at a time."""
+    """The same for any number of inputs, some of similar length at a time.
+
+    options are those of `read_batch`.
+    """
     aims = targets or [None] * len(inputs)
     readings: dict[int, Reading] = {}
     for batch in batches(inputs, model.batch_tokens):
         chosen = [inputs[place] for place in batch]
         watched = [aims[place] for place in batch]
-        done = read_batch(model, chosen, targets=watched, position=position)
+        done = read_batch(model, chosen, targets=watched, **options)
         readings |= dict(zip(batch, done, strict=True))
     return [readings[place] for place in range(len(inputs))]
 
@@ -141,6 +162,27 @@ def read_graph_maker(
         return made
 
     return make
+
+
+def choose_graphs(
+    reading: Reading, edges: Iterable[str], make: GraphMaker
+) -> dict[str, AttentionGraph]:
+    """The graph of each kind of edges, in their order. make: from attention to its graph."""
+    return {
+        name: make(reading.attention) if name == "attention" else reading.graphs[name]
+        for name in edges
+    }
+
+
+def refuse_graphs(
+    edges: Mapping[str, EdgeWeight], graph: GraphMaker | None, without: Sequence[int]
+) -> None:
+    """Refuse to make graphs of attention in another way where other edges are asked for."""
+    others = drop_attention(edges)
+    if others and (graph is not None or len(without)):
+        raise OptionError(
+            f"graph and without make graphs of attention; got edges {', '.join(others)} as well"
+        )
 
 
 # ---- scores -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from attnflow.analysis.comparing import (
 )
 from attnflow.analysis.metrics import prefers_lower
 from attnflow.analysis.rationales import PLAUSIBILITY, measure_plausibility
+from attnflow.analysis.sanity import Sanity
 from attnflow.analysis.saving import ReportTable
 from attnflow.analysis.scored import ScoredExample
 from attnflow.analysis.statistics import STATISTIC_NAMES, STATISTICS, summarise
@@ -71,6 +72,8 @@ class Report(ReportTable):
         What was done to tokens that were taken away; each is measured by itself.
     target_of
         The value that faithfulness watches.
+    sanity
+        How far rankings change when weights are randomised; None if nobody asked.
 
     >>> import attnflow as af
     >>> examples = [("the key to the cabinets", "singular"), ("the old keys", "plural")]
@@ -97,6 +100,7 @@ class Report(ReportTable):
     faithfulness: tuple[str, ...] = ()
     replacements: tuple[str, ...] = ()
     target_of: str = "probability"
+    sanity: Sanity | None = None
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -300,6 +304,8 @@ class Report(ReportTable):
         elif len(plain) > len(self.against):
             caption = f"Agreement with rationales ({self.model}, {self.what()})"
             yield self._compare(plain, caption)
+        if self.sanity is not None:
+            yield from self.sanity._panels()
 
     def _compare(self, yardsticks: Sequence[Yardstick], caption: str) -> Panel:
         """Methods and layers down, yardsticks across: mean ± standard deviation."""
@@ -372,6 +378,7 @@ class Report(ReportTable):
             "seconds": self.seconds,
             "source": None if self.source is None else self.source.to_dict(),
             "table": [dict(zip(self._columns, row, strict=True)) for row in self.rows()],
+            "sanity": None if self.sanity is None else self.sanity.list_rows(),
             "examples": [
                 example.describe(
                     {

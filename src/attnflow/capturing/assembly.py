@@ -5,6 +5,7 @@ calls (see listening.py); `assemble_stack` makes an `Attention` of one call per 
 inputs and for generated texts alike.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.capturing.following import Finish, follow_layers
 from attnflow.core.attention import Attention
 from attnflow.core.provenance import Source
 from attnflow.errors import CaptureError, WeightsError
@@ -120,16 +122,22 @@ class ForwardPass:
     output: Any
 
 
-def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> ForwardPass:
-    """Run the model once on a batch, and cut each input's attention out of the recorded calls."""
+def run_batch(
+    model: Model, inputs: Sequence[Encoded], heads: str | None, finish: Finish | None = None
+) -> ForwardPass:
+    """Run the model once on a batch, and cut each input's attention out of the recorded calls.
+
+    finish: told of each layer, with what it mixed, as `follow_layers` does.
+    """
     import torch
 
     check_mixers(model)
-    arguments: dict[str, Any] = dict(model.batch(inputs))
-    if "use_cache" in signature(model.model.forward).parameters:
-        arguments["use_cache"] = False  # nothing follows, so keys and values need not be kept
+    arguments = read_arguments(model, inputs)
     with evaluating(model.model), torch.no_grad(), running(model):
-        if model.probe.interface:
+        if finish is not None:
+            with follow_layers(model, finish, heads) as calls:
+                output = model.model(**arguments)
+        elif model.probe.interface:
             with listening(model.model, heads, model.depth or 1) as calls:
                 output = model.model(**arguments)
         else:
@@ -163,6 +171,14 @@ def run_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> For
         ],
         output,
     )
+
+
+def read_arguments(model: Model, inputs: Sequence[Encoded]) -> dict[str, Any]:
+    """What the model is called with; nothing follows, so that it needs no cache."""
+    arguments: dict[str, Any] = dict(model.batch(inputs))
+    if "use_cache" in signature(model.model.forward).parameters:
+        arguments["use_cache"] = False
+    return arguments
 
 
 def check_mixers(model: Model) -> None:
@@ -302,16 +318,9 @@ def assemble_pair(
     encoder_size, decoder_size = len(encoded.ids), len(encoded.decoder_ids)
     size = encoder_size + decoder_size
     words = None if encoded.words is None else (*encoded.words, *[None] * decoder_size)
-    above, below = slice(encoder_size, size), slice(0, encoder_size)
-    layers, names, counts = [], [], {"encoder": 0, "decoder": 0, "cross": 0}
+    layers = []
     for call in calls:
-        part = name_part(call.name)
-        counts[part] += 1
-        rows, columns = {
-            "encoder": (below, below),
-            "decoder": (above, above),
-            "cross": (above, below),
-        }[part]
+        rows, columns = place_part(name_part(call.name), encoder_size, decoder_size)
         identity = np.eye(size, dtype=np.float32)
         matrix = np.repeat(identity[None], call.weights.shape[1], axis=0)
         matrix[:, rows] = 0.0
@@ -320,18 +329,13 @@ def assemble_pair(
         if heads == "min":
             fill_empty_rows(matrix)
         layers.append(matrix)
-        names.append(
-            f"{part} {counts[part]}"
-            if part == "encoder"
-            else f"decoder {counts[part]} {'self' if part == 'decoder' else 'cross'}"
-        )
+    order, titles = order_layers([call.name for call in calls])
+    counts = Counter(name_part(call.name) for call in calls)
     if counts["decoder"] != counts["cross"] or not counts["encoder"]:
         raise CaptureError(
-            f"{model.name} made {counts} attention calls: encoder, and decoder with"
+            f"{model.name} made {dict(counts)} attention calls: encoder, and decoder with"
             " cross-attention, were expected"
         )
-    # stable: the encoder runs first
-    order = sorted(range(len(layers)), key=lambda index: not names[index].startswith("encoder"))
     return make_attention(
         model,
         np.stack([layers[index] for index in order]),
@@ -339,9 +343,38 @@ def assemble_pair(
         words=words,
         fused=heads,
         causal=False,
-        layer_names=[names[index] for index in order],
+        layer_names=titles,
         source=source,
     )
+
+
+def place_part(part: str, encoder: int, decoder: int) -> tuple[slice, slice]:
+    """The rows and columns that attention of a part takes in the graph of an encoder-decoder.
+
+    encoder, decoder: how many positions each has.
+    """
+    below, above = slice(0, encoder), slice(encoder, encoder + decoder)
+    return {"encoder": (below, below), "decoder": (above, above), "cross": (above, below)}[part]
+
+
+def order_layers(names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The order of an encoder-decoder's attentions in the graph, and what the layers are called.
+
+    names: of the modules that attend, in the order of their calls.
+
+    >>> order_layers(["decoder.0.self_attn", "decoder.0.encoder_attn", "encoder.0.self_attn"])
+    ([2, 0, 1], ['encoder 1', 'decoder 1 self', 'decoder 1 cross'])
+    """
+    counts: Counter[str] = Counter()
+    titles = []
+    for name in names:
+        part = name_part(name)
+        counts[part] += 1
+        kind = {"encoder": "", "decoder": " self", "cross": " cross"}[part]
+        titles.append(f"{'encoder' if part == 'encoder' else 'decoder'} {counts[part]}{kind}")
+    # stable: the encoder runs first
+    order = sorted(range(len(names)), key=lambda index: not titles[index].startswith("encoder"))
+    return order, [titles[index] for index in order]
 
 
 def make_attention(

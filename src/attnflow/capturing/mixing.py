@@ -1,26 +1,19 @@
 """`LayerMix`: what one layer mixed, and the proof that nothing is missing.
 
-A model runs as it is, while hooks keep what its wiring (models/wiring.py) names. When the residual
-stream after an attention has been seen, its `LayerMix` is made, checked, handed to whoever asked,
-and let go: one layer is in memory at a time.
+It is made of what was seen of a layer (following.py), one sequence at a time.
 
 The proof, per position: what the heads' values and the projection give, weighted by attention, is
 the branch that was observed; and the residual plus the branch is the stream that was observed. A
 family that nobody has looked at gives an error here, never a number.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from attnflow.capturing.following import Pending
 from attnflow.errors import CaptureError
-from attnflow.models.families import NO_TOKEN_SCORE, name_part
-from attnflow.models.listening import Attend, intercepting
-from attnflow.models.weighing import compute_weights
-from attnflow.models.wiring import Tap, Wiring, first_state
+from attnflow.models.wiring import Tap
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +78,7 @@ class LayerMix:
 
 @dataclass(frozen=True)
 class Gain:
-    """A norm, or a factor per channel, as a linear map at a known scale.
+    """What a norm, or a factor per channel, does: a linear map but for a scale per position.
 
     u -> scale * weight * (u - mean(u) if centred) + offset
     """
@@ -93,13 +86,47 @@ class Gain:
     weight: "torch.Tensor"  # [width]
     offset: "torch.Tensor"  # [width]
     centred: bool
-    scale: "torch.Tensor"  # [position, 1]
 
     def turn(self, vectors: "torch.Tensor") -> "torch.Tensor":
         """vectors [..., width] through the map, but for its scale and offset."""
         if self.centred:
             vectors = vectors - vectors.mean(dim=-1, keepdim=True)
         return vectors * self.weight
+
+    def fit_scale(
+        self, entered: "torch.Tensor", left: "torch.Tensor", name: str, dtype: Any
+    ) -> "torch.Tensor":
+        """[position, 1]: its scale, from states [position, width] that entered and left it.
+
+        dtype: the model's.
+        """
+        turned = self.turn(entered)
+        target = left - self.offset
+        length = turned.pow(2).sum(dim=-1, keepdim=True).clamp_min(1e-30)
+        scale = (turned * target).sum(dim=-1, keepdim=True) / length
+        check_parts(scale * turned, target, left, f"the norm {name}", dtype)
+        return scale
+
+
+class ModuleReader:
+    """What the projections and norms of a model do; each is read once."""
+
+    def __init__(self, model: Any) -> None:
+        self.modules = dict(model.named_modules())
+        self.projections: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.gains: dict[str, Gain] = {}
+
+    def projection(self, name: str, width: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+        """[width, model width] and [model width]: what a projection multiplies by, and adds."""
+        if name not in self.projections:
+            self.projections[name] = read_projection(self.modules[name], width)
+        return self.projections[name]
+
+    def gain(self, name: str, width: int, device: Any) -> Gain:
+        """What a norm or factor does."""
+        if name not in self.gains:
+            self.gains[name] = read_gain(self.modules[name], name, width, device)
+        return self.gains[name]
 
 
 def copy_module(module: Any) -> Any:
@@ -110,16 +137,10 @@ def copy_module(module: Any) -> Any:
     return copy
 
 
-def read_gain(
-    module: Any, entered: "torch.Tensor", left: "torch.Tensor", name: str, dtype: Any
-) -> Gain:
-    """The map of a norm or factor from what it does: to some vectors, and to the states observed.
-
-    entered, left: [position, width]. dtype: the model's.
-    """
+def read_gain(module: Any, name: str, width: int, device: Any) -> Gain:
+    """The map of a norm or factor, from what it does to some vectors."""
     import torch
 
-    width = entered.shape[-1]
     generator = torch.Generator().manual_seed(0)
     probe = 100 * (torch.rand(width, generator=generator) + 0.5)  # large beside any epsilon
     probe[::2] *= -1
@@ -127,7 +148,14 @@ def read_gain(
     plain_module = copy_module(module)
 
     def run(vector: "torch.Tensor") -> "torch.Tensor":
-        return plain_module(vector.to(entered.device)[None, None])[0, 0].double().cpu()
+        try:
+            with torch.no_grad():
+                return plain_module(vector.to(device)[None, None])[0, 0].double().cpu()
+        except Exception as error:
+            raise CaptureError(
+                f"{name} ({type(module).__name__}), which the attention's output passes, was not"
+                f" understood: {type(error).__name__}: {error}; use edges='attention'"
+            ) from error
 
     offset = run(torch.zeros(width))
     plain, shifted, doubled = run(probe), run(probe + 30.0), run(2 * probe)
@@ -139,17 +167,7 @@ def read_gain(
     linear = float((doubled - offset - 2 * (plain - offset)).norm()) < tolerance
     length = 1.0 if linear else float(start.pow(2).mean().sqrt())
     weight = (plain - offset) / (start / length)
-    gain = Gain(
-        weight.float().to(entered.device), offset.float().to(entered.device), centred, entered
-    )
-    turned = gain.turn(entered)
-    target = left - gain.offset
-    scale = (turned * target).sum(dim=-1, keepdim=True) / turned.pow(2).sum(
-        dim=-1, keepdim=True
-    ).clamp_min(1e-30)
-    gain = replace(gain, scale=scale)
-    check_parts(scale * turned, target, left, f"the norm {name}", dtype)
-    return gain
+    return Gain(weight.float().to(device), offset.float().to(device), centred)
 
 
 def check_parts(
@@ -166,195 +184,59 @@ def check_parts(
         )
 
 
-# ---- listening ----------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Pending:
-    """An attention call whose layer is not finished."""
-
-    wiring: Wiring
-    weights: "torch.Tensor"  # [sequence, head, query, key]
-    values: "torch.Tensor"  # [sequence, head, key, width]
-    joined: "torch.Tensor"  # [sequence, query, head, width], what attention gave
-    residual: "torch.Tensor"  # [sequence, query, model width]
-    crosses: bool  # it attends to another sequence
-    seen: dict[Tap, "torch.Tensor"] = field(default_factory=dict)
-
-
-Finish = Callable[[int, Pending], None]
-
-
-@contextmanager
-def follow_layers(model: Any, wirings: Sequence[Wiring], finish: Finish) -> Iterator[None]:
-    """While this lasts, `finish` is told of each attention layer of this thread, in order."""
-    import torch
-
-    modules = dict(model.named_modules())
-    names = {module: name for name, module in modules.items()}
-    taps = {tap for wiring in wirings for tap in list_taps(wiring)}
-    thread = threading.get_ident()
-    latest: dict[Tap, torch.Tensor] = {}
-    pending: list[Pending] = []
-    done = [0]
-
-    def see(tap: Tap, value: Any) -> None:
-        if threading.get_ident() != thread or (state := first_state(value)) is None:
-            return
-        latest[tap] = state.detach()
-        if pending:
-            pending[0].seen[tap] = state.detach()
-            if tap == last_tap(pending[0].wiring):
-                finish(done[0], pending.pop())
-                done[0] += 1
-
-    def listen(
-        attend: Attend,
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        output = attend.function(module, query, key, value, attention_mask, *rest, **options)
-        if module not in names:
-            return output
-        if pending or done[0] >= len(wirings) or wirings[done[0]].attention != names[module]:
-            raise CaptureError(f"{names[module]} attended otherwise than when the model was traced")
-        wiring = wirings[done[0]]
-        joined = output[0].detach()
-        pending.append(
-            Pending(
-                wiring,
-                weigh(module, query, key, attention_mask, options, attend, value, joined),
-                spread_groups(value.detach().float(), query.shape[1]),
-                joined,
-                latest[wiring.residual],
-                name_part(wiring.attention) == "cross",
-            )
-        )
-        return output
-
-    with ExitStack() as hooks, intercepting(listen):
-        for tap in taps:
-            module = modules[tap.module]
-            if tap.side == "in":
-
-                def before(_: Any, given: Any, named: dict[str, Any], tap: Tap = tap) -> None:
-                    see(tap, given if given else named.get("hidden_states"))
-
-                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            else:
-
-                def after(_: Any, given: Any, output: Any, tap: Tap = tap) -> None:
-                    see(tap, output)
-
-                hooks.callback(module.register_forward_hook(after).remove)
-        yield
-    if pending or done[0] != len(wirings):
-        raise CaptureError(
-            f"{done[0]} of {len(wirings)} attention layers were followed to their end"
-        )
-
-
-def list_taps(wiring: Wiring) -> list[Tap]:
-    """Everything that must be seen of a layer."""
-    passed = [Tap(side, name) for name in wiring.passed for side in ("in", "out")]
-    beside = [] if wiring.beside is None else [Tap("out", wiring.beside)]
-    norm = [] if wiring.norm is None else [Tap("out", wiring.norm)]
-    return [wiring.residual, Tap("out", wiring.projection), *passed, *beside, wiring.stream, *norm]
-
-
-def last_tap(wiring: Wiring) -> Tap:
-    """What is seen last of a layer."""
-    return wiring.stream if wiring.norm is None else Tap("out", wiring.norm)
-
-
-def weigh(
-    module: Any,
-    query: "torch.Tensor",
-    key: "torch.Tensor",
-    mask: Any,
-    options: dict[str, Any],
-    attend: Attend,
-    value: "torch.Tensor",
-    joined: "torch.Tensor",
-) -> "torch.Tensor":
-    """[sequence, head, query, key]: the weights of every head as the model used them.
-
-    Where a model has a score of no token, its share is missing from each head's rows: how much it
-    is, is read off what attention gave.
-    """
-    import torch
-
-    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    weights = torch.empty(shape, device=query.device)
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        compute_weights(
-            module, query, key, mask, None, weights, options, hides_future=attend.hides_future
-        )
-        weights = torch.nan_to_num(weights)  # padded queries that see no key
-        if options.get(NO_TOKEN_SCORE) is not None:
-            mixed = weights @ spread_groups(value.float(), shape[1])
-            given = joined.float().transpose(1, 2)
-            length = mixed.pow(2).sum(dim=-1, keepdim=True).clamp_min(1e-30)
-            weights *= ((mixed * given).sum(dim=-1, keepdim=True) / length).clamp(0.0, 1.0)
-    return weights
-
-
-def spread_groups(value: "torch.Tensor", heads: int) -> "torch.Tensor":
-    """[sequence, head, key, width]: the values of each head, where several share them."""
-    return value.repeat_interleave(heads // value.shape[1], dim=1)
-
-
 # ---- from what was seen to a mix ----------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Span:
+    """The part of a call that belongs to one sequence, without its padding."""
+
+    rows: slice  # of the queries
+    columns: slice  # of the keys
+    own: int = 0  # which of those keys is the first query itself
+
+
 def make_mix(
-    modules: dict[str, Any],
+    reader: ModuleReader,
     layer: Pending,
     place: int,
-    queries: int,
-    keys: int,
+    span: Span,
     gradient: "torch.Tensor | None" = None,
 ) -> LayerMix:
-    """The mix of one sequence of a batch, with so many real queries and keys; checked.
+    """The mix of one sequence of a batch; checked.
 
     gradient: [sequence, query, head, width], of the target by what attention gave.
     """
     import torch
 
     wiring = layer.wiring
+    sequences, _, queries, _ = layer.weights.shape
+
+    def cut(shown: "torch.Tensor") -> "torch.Tensor":
+        """[query, width] of this sequence."""
+        return shown.reshape(sequences, queries, -1)[place, span.rows].float()
 
     def state(tap: Tap) -> "torch.Tensor":
-        """[query, width] of this sequence."""
-        shown = layer.seen[tap]
-        shown = shown.reshape(*layer.residual.shape[:2], -1) if shown.ndim == 2 else shown
-        return shown[place, :queries].float()
+        return cut(layer.seen[tap])
 
     dtype = layer.residual.dtype
-    attention = layer.weights[place, :, :queries, :keys]
-    values = layer.values[place, :, :keys]
+    attention = layer.weights[place, :, span.rows, span.columns]
+    values = layer.values[place, :, span.columns]
     heads, _, width = values.shape
-    projection, bias = read_projection(modules[wiring.projection], heads * width)
-    projection = projection.reshape(heads, width, -1)
-    vectors = values @ projection  # [head, key, model width]
+    joined, bias = reader.projection(wiring.projection, heads * width)
     branch = state(Tap("out", wiring.projection))
-    mixed = (attention.unsqueeze(2) @ vectors.unsqueeze(1)).squeeze(2).sum(dim=0)
+    mixed = (attention @ values).transpose(0, 1).reshape(len(branch), -1) @ joined
     check_parts(mixed, branch - bias, branch, f"the branch of {wiring.attention}", dtype)
-    residual = layer.residual.reshape(layer.weights.shape[0], layer.weights.shape[2], -1)
-    residual = residual[place, :queries].float()
+    projection = joined.reshape(heads, width, -1)
+    vectors = values @ projection  # [head, key, model width]
+    residual = cut(layer.residual)
     weights, stream = attention, state(wiring.stream)
     added = branch
     for name in wiring.passed:
-        gain = read_gain(
-            modules[name], state(Tap("in", name)), state(Tap("out", name)), name, dtype
-        )
+        gain = reader.gain(name, branch.shape[-1], branch.device)
+        entered, added = state(Tap("in", name)), state(Tap("out", name))
         vectors = gain.turn(vectors)
-        weights = weights * gain.scale[None]
-        added = state(Tap("out", name))
+        weights = weights * gain.fit_scale(entered, added, name, dtype)
     vectors = vectors * wiring.factor
     total = residual + wiring.factor * added
     if wiring.beside is not None:
@@ -364,15 +246,15 @@ def make_mix(
     else:
         check_parts(total, stream, total, f"the stream after {wiring.attention}", dtype)
     if wiring.norm is not None:
+        gain = reader.gain(wiring.norm, stream.shape[-1], stream.device)
         left = state(Tap("out", wiring.norm))
-        gain = read_gain(modules[wiring.norm], stream, left, wiring.norm, dtype)
-        vectors, residual = gain.turn(vectors), gain.scale * gain.turn(residual)
-        weights, stream = weights * gain.scale[None], left
+        scale = gain.fit_scale(stream, left, wiring.norm, dtype)
+        vectors, residual = gain.turn(vectors), scale * gain.turn(residual)
+        weights, stream = weights * scale, left
     by_weight = None
     if gradient is not None:  # d target / d weight[i, j] = <d target / d output[i], value[j]>
-        by_output = gradient[place, :queries].float().transpose(0, 1)  # [head, query, width]
+        by_output = gradient[place, span.rows].float().transpose(0, 1)  # [head, query, width]
         by_weight = by_output @ values.transpose(1, 2)
-    own = torch.arange(queries, device=attention.device)
     mix = LayerMix(
         wiring.attention,
         attention,
@@ -382,10 +264,10 @@ def make_mix(
         vectors,
         residual,
         stream,
-        own,
+        span.own + torch.arange(len(residual), device=attention.device),
         by_weight,
     )
-    return mix if queries == keys and not layer.crosses else add_own_keys(mix)
+    return add_own_keys(mix) if layer.crosses else mix
 
 
 def add_own_keys(mix: LayerMix) -> LayerMix:
@@ -408,7 +290,7 @@ def add_own_keys(mix: LayerMix) -> LayerMix:
         weights=widen(mix.weights, 2),
         values=widen(mix.values, 1),
         vectors=widen(mix.vectors, 1),
-        own=mix.own + keys,
+        own=torch.arange(queries, device=mix.own.device) + keys,
         gradient=None if mix.gradient is None else widen(mix.gradient, 2),
     )
 
@@ -425,8 +307,14 @@ def read_projection(module: Any, width: int) -> tuple["torch.Tensor", "torch.Ten
         bias = torch.zeros(matrix.shape[1]) if module.bias is None else module.bias.detach().float()
         return matrix, bias.to(matrix.device)
     copy = copy_module(module)
-    device = next(iter(copy.parameters())).device
+    weight = next(iter(copy.parameters()), None)  # quantised ones are no parameters
     with torch.no_grad():
-        units = torch.eye(width, device=device)[None]
-        bias = copy(torch.zeros_like(units[:, :1]))[0, 0]
-        return copy(units)[0] - bias, bias
+        units = torch.eye(width, device=None if weight is None else weight.device)[None]
+        try:
+            bias = copy(torch.zeros_like(units[:, :1]))[0, 0]
+            return copy(units)[0] - bias, bias
+        except Exception as error:
+            raise CaptureError(
+                f"the output projection {type(module).__name__} cannot be read:"
+                f" {type(error).__name__}: {error}; use edges='attention'"
+            ) from error

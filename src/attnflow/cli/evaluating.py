@@ -29,6 +29,7 @@ from attnflow.cli.options import (
     Without,
     check_out,
     import_own,
+    read_edge_names,
     read_functions,
     read_layers,
     read_name_or_number,
@@ -65,7 +66,7 @@ def evaluate_command(
         ),
     ] = None,
     methods: Methods = ALL_METHODS,
-    edges: Edges = "attention",
+    edges: Edges = None,
     against: Importances = ALL_IMPORTANCES,
     layers: Layers = None,
     limit: Limit = None,
@@ -85,6 +86,12 @@ def evaluate_command(
             "--differences", help="Compare all methods in pairs, in the top layer, as well."
         ),
     ] = False,
+    sanity: Annotated[
+        bool,
+        typer.Option(
+            "--sanity", help="Rank again while weights are randomised from the top, on a copy."
+        ),
+    ] = False,
     out: ReportFile = None,
 ) -> None:
     """Measure how well methods rank the tokens of many texts.
@@ -98,11 +105,11 @@ def evaluate_command(
                 "evaluate needs a model and a file of texts, or the folder of a corpus alone;"
                 f" got {model!r}"
             )
-        given = (layers or None, query, residual, without or None, graph, edges)
-        if given != (None, "focal", None, None, None, "attention"):
+        given = (layers or None, query, residual, without or None, graph, edges, sanity)
+        if given != (None, "focal", None, None, None, None, False):
             raise OptionError(
                 "a corpus is evaluated as it was computed: leave out --layers, --query,"
-                " --residual, --without, --graph, --edges"
+                " --residual, --without, --graph, --edges, --sanity"
             )
         wanted = (
             [] if methods == ALL_METHODS else split_names(methods),
@@ -122,7 +129,7 @@ def evaluate_command(
         loaded,
         read_examples(file, loaded, limit),
         methods=functions[0],
-        edges=split_names(edges),
+        edges=read_edge_names(edges) or "attention",
         against=functions[1],
         layers=chosen,
         limit=limit,
@@ -136,6 +143,7 @@ def evaluate_command(
         target_of=target_of,
         statistic=statistic,
         undefined=undefined,
+        sanity=sanity,
     )
     if out is not None:
         report.save(out)

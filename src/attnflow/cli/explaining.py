@@ -10,8 +10,8 @@ from rich.text import Text
 
 from attnflow.analysis.explaining import describe_row, explain
 from attnflow.analysis.generating import generate
-from attnflow.analysis.generation import PromptAttention
 from attnflow.analysis.importance import IMPORTANCES
+from attnflow.analysis.prompt_attention import PromptAttention
 from attnflow.capturing.assembly import capture
 from attnflow.cli.options import (
     OWN,
@@ -19,17 +19,17 @@ from attnflow.cli.options import (
     Edges,
     Graph,
     Layer,
-    Methods,
     Normalize,
     Residual,
+    SomeMethods,
     Truncation,
     Without,
     check_out,
     import_own,
+    read_edge_names,
     read_functions,
     read_normalize,
     read_numbers,
-    split_names,
 )
 from attnflow.core.files import PICTURES
 from attnflow.core.methods import METHODS
@@ -39,7 +39,6 @@ from attnflow.models.loading import BUNDLED, load
 from attnflow.show.terminal import heat_strip, notes, print_explanation, print_note, say
 
 PAGE_ENDINGS = (".html", *PICTURES, ".csv", ".json", ".npz")
-ALL_METHODS = ",".join(METHODS)
 DEMO = ("the key to the cabinets", "the keys to the cabinets")
 ModelName = Annotated[
     str,
@@ -84,8 +83,10 @@ def generate_command(
     prompt: Annotated[str, typer.Argument(help="The text to continue.", show_default=False)],
     max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 20,
     method: Annotated[
-        str, typer.Option(help=f"raw, rollout or flow; or your own as {OWN}.")
-    ] = "rollout",
+        str | None,
+        typer.Option(help=f"raw, rollout or flow; or your own as {OWN}.", show_default="rollout"),
+    ] = None,
+    edges: Edges = None,
     layer: Layer = None,
     residual: Residual = None,
     without: Without = "",
@@ -99,7 +100,7 @@ def generate_command(
     open_it: Open = False,
 ) -> None:
     """Generate from a prompt, and show what of the prompt each generated token looked at."""
-    chosen = read_functions(method, "method")
+    chosen = read_functions(method or "rollout", "method")
     for name, function in chosen.items():
         if function is None and name not in METHODS:
             raise OptionError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
@@ -107,17 +108,29 @@ def generate_command(
     check_open(out, open_it)
     is_page = out is not None and out.suffix.lower() == ".html"
     plain = (layer, residual, without, graph, normalize) == (None, None, "", None, "sum")
-    if is_page and not (plain and method == "rollout"):
+    if is_page and not (plain and method is None):
         raise OptionError(
             "a page shows every method and layer, not normalised; leave --method, --layer,"
             " --residual, --without, --graph, --normalize out"
         )
     make = None if graph is None else import_own(graph, "graph")
     taken_out = read_numbers(without, "--without")
-    story = generate(load(model), prompt, max_new_tokens=max_new_tokens)
+    kinds = read_edge_names(edges)
+    if kinds is not None and len(kinds) > 1 and not is_page:
+        raise OptionError(
+            f"one kind of edges is shown at a time; got {', '.join(kinds)}: give one, or --out with"
+            " a page, which shows all"
+        )
+    of_attention = method is not None or residual is not None or without or graph is not None
+    if kinds is None and (of_attention or normalize == "receptive_field"):
+        kinds = {"attention": None}
+    story = generate(load(model), prompt, max_new_tokens=max_new_tokens, edges=kinds)
+    for note in story.notes:
+        print_note(note)
     with notes():
         result = story.by(
             chosen,
+            edges=next(iter(story.plan())),
             residual=residual,
             without=taken_out,
             graph=make,
@@ -163,8 +176,8 @@ def explain_command(
         ),
     ] = None,
     model: AnyModel = BUNDLED,
-    methods: Methods = ALL_METHODS,
-    edges: Edges = "attention",
+    methods: SomeMethods = None,
+    edges: Edges = None,
     layer: Layer = None,
     position: Annotated[
         int | None,
@@ -205,8 +218,8 @@ def explain_command(
     explanation = explain(
         text if pair is None else (text, pair),
         model=model,
-        methods=read_functions(methods, "method"),
-        edges=split_names(edges),
+        methods=None if methods is None else read_functions(methods, "method"),
+        edges=read_edge_names(edges),
         importance=tuple(IMPORTANCES) if watched else (),
         position=position,
         target=target,

@@ -32,11 +32,20 @@ Methods = Annotated[
     str,
     typer.Option(help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}."),
 ]
+SomeMethods = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}. By default raw,"
+        " rollout and flow, and first rollout on contribution edges.",
+        show_default=False,
+    ),
+]
 Edges = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="What an edge weighs, separated by commas: attention, effective, norm, contribution,"
-        " gradient."
+        f" gradient; your own as {OWN}.",
+        show_default=False,
     ),
 ]
 Importances = Annotated[
@@ -139,6 +148,11 @@ def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]
             raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
         chosen[name] = function
     return chosen
+
+
+def read_edge_names(text: str | None) -> dict[str, Callable[..., Any] | None] | None:
+    """Kinds of edges: names of attnflow's (None), and edge weights of the user's; None if none."""
+    return None if text is None else read_functions(text, "edge weight")
 
 
 def import_own(reference: str, what: str) -> Callable[..., Any]:

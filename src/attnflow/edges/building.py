@@ -1,39 +1,33 @@
 """`attention_graph`: a model and an input in, a graph of any edges out.
 
-One forward pass gives the edges of all weights that were asked for, layer by layer. Those that need
-the gradient of a target take one more pass before it, with its way back.
+One forward pass gives attention, prediction and the edges of all weights that were asked for, layer
+by layer. Those that need the gradient of a target take one more pass before it, with its way back.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from inspect import signature
-from typing import TYPE_CHECKING, Any, overload
-from weakref import WeakKeyDictionary
+from typing import Any, overload
 
 import numpy as np
 
-from attnflow.capturing.assembly import capture_batch, check_mixers, find_source
-from attnflow.capturing.mixing import LayerMix, Pending, follow_layers, make_mix
+from attnflow.capturing.assembly import (
+    ForwardPass,
+    find_source,
+    order_layers,
+    place_part,
+    run_batch,
+)
+from attnflow.capturing.following import Pending
+from attnflow.capturing.mixing import LayerMix, ModuleReader, Span, make_mix
 from attnflow.core.arrays import Array
 from attnflow.core.checks import check_residual
 from attnflow.core.graph import RESIDUAL, AttentionGraph
-from attnflow.edges.choosing import EdgeWeight, read_edges
-from attnflow.errors import CaptureError, OptionError
-from attnflow.models.execution import evaluating, running
+from attnflow.edges.backward import OneTarget, Target, find_gradients
+from attnflow.edges.choosing import EdgeWeight, check_fusion, read_edges
+from attnflow.errors import OptionError
 from attnflow.models.families import name_part
 from attnflow.models.inputs import AnInput, Encoded, OneInput, are_many, batches
-from attnflow.models.listening import Attend, intercepting
 from attnflow.models.model import Model
-from attnflow.models.probing import make_probe_inputs
-from attnflow.models.wiring import Wiring, find_wirings
-
-if TYPE_CHECKING:
-    import torch
-
-WIRINGS: "WeakKeyDictionary[Any, list[Wiring]]" = WeakKeyDictionary()
-WATCHED = ("logit", "log_probability", "probability")
-Target = int | str | tuple[int | str, int | str] | list[int | None] | None
 
 
 @overload
@@ -42,7 +36,7 @@ def attention_graph(
     inputs: OneInput,
     *,
     edges: Any = ...,
-    target: Target = ...,
+    target: OneTarget = ...,
     target_of: str = ...,
     residual: float | None = ...,
     heads: str = ...,
@@ -57,7 +51,7 @@ def attention_graph(
     inputs: list[AnInput],
     *,
     edges: Any = ...,
-    target: Target = ...,
+    target: OneTarget = ...,
     target_of: str = ...,
     residual: float | None = ...,
     heads: str = ...,
@@ -71,7 +65,7 @@ def attention_graph(
     inputs: Any,
     *,
     edges: Any = "attention",
-    target: Target = None,
+    target: OneTarget = None,
     target_of: str = "logit",
     residual: float | None = None,
     heads: str = "mean",
@@ -115,16 +109,22 @@ def attention_graph(
     if len(weights) != 1:
         raise OptionError(f"one kind of edges makes a graph; got {', '.join(weights)}")
     refuse_residual(weights, residual)
+    check_fusion(heads)
     values = inputs if are_many(inputs) else [inputs]
     encoded = [model.encode(value, truncation=truncation) for value in values]
     graphs: dict[int, AttentionGraph] = {}
     options: dict[str, Any] = {"target": target, "target_of": target_of, "position": position}
+    options |= {"residual": residual, "must_fuse": True}
+    others = drop_attention(weights)
     for batch in batches(encoded, model.batch_tokens):
         chosen = [encoded[place] for place in batch]
-        made = weigh_batch(model, chosen, weights, residual=residual, heads=heads, **options)
-        graphs |= {
-            place: next(iter(by_name.values())) for place, by_name in zip(batch, made, strict=True)
-        }
+        run, made = run_edges(model, chosen, others, heads, **options)
+        for place, attention, by_name in zip(batch, run.attentions, made, strict=True):
+            graphs[place] = (
+                next(iter(by_name.values()))
+                if others
+                else attention.graph(residual=RESIDUAL if residual is None else residual)
+            )
     return [graphs[place] for place in range(len(encoded))] if values is inputs else graphs[0]
 
 
@@ -132,7 +132,7 @@ def capture_mix(
     model: Any,
     value: OneInput,
     *,
-    target: Target = None,
+    target: OneTarget = None,
     target_of: str = "logit",
     position: int | None = None,
     gradient: bool = False,
@@ -158,10 +158,14 @@ def capture_mix(
     model = model if isinstance(model, Model) else Model(model)
     encoded = model.encode(value)
     mixes: list[LayerMix] = []
+
+    def tell(place: int, mix: LayerMix) -> None:
+        mixes.append(mix)
+
     gradients = None
     if gradient:
         gradients = find_gradients(model, [encoded], target, target_of, position)
-    run_mixes(model, [encoded], gradients, lambda number, place, mix: mixes.append(mix))
+    run_batch(model, [encoded], "mean", tell_mixes(model, [encoded], gradients, tell))
     return mixes
 
 
@@ -177,232 +181,126 @@ def refuse_residual(weights: Mapping[str, EdgeWeight], residual: float | None) -
         )
 
 
-def weigh_batch(
+def drop_attention(weights: Mapping[str, EdgeWeight]) -> dict[str, EdgeWeight]:
+    """The edge weights that need more than a capture of attention."""
+    return {name: weight for name, weight in weights.items() if name != "attention"}
+
+
+def run_edges(
     model: Model,
     inputs: Sequence[Encoded],
     weights: Mapping[str, EdgeWeight],
+    heads: str | None = "mean",
     *,
     target: Target = None,
     target_of: str = "logit",
     residual: float | None = None,
-    heads: str = "mean",
     position: int | None = None,
-) -> list[dict[str, AttentionGraph]]:
-    """Graphs by the name of their edges, for each input of a batch."""
-    share = check_residual(RESIDUAL if residual is None else residual)
-    graphs: list[dict[str, AttentionGraph]] = [{} for _ in inputs]
-    mixed = {name: weight for name, weight in weights.items() if name != "attention"}
-    if "attention" in weights or not mixed:
-        for place, attention in enumerate(capture_batch(model, inputs, heads)):
-            graphs[place]["attention"] = attention.graph(residual=share)
-    if not mixed:
-        return graphs
-    gradients = None
-    if any(weight.gradient for weight in mixed.values()):
-        gradients = find_gradients(model, inputs, target, target_of, position)
-    layers: list[dict[str, list[Array]]] = [{name: [] for name in mixed} for _ in inputs]
-    parts: list[str] = []
+    must_fuse: bool = False,
+) -> tuple[ForwardPass, list[dict[str, AttentionGraph]]]:
+    """One forward pass, and the graphs of each input by the name of their edges.
 
-    def weigh(number: int, place: int, mix: LayerMix) -> None:
+    weights: those that are not attention. heads: how attention is fused, None to keep every head;
+    edges are fused by their mean then. must_fuse: refuse edges that have no heads to fuse.
+    """
+    if not weights:
+        return run_batch(model, inputs, heads), [{} for _ in inputs]
+    gradients = None
+    if any(weight.gradient for weight in weights.values()):
+        gradients = find_gradients(model, inputs, target, target_of, position)
+    layers: list[dict[str, list[Array]]] = [{name: [] for name in weights} for _ in inputs]
+    names: list[str] = []
+
+    def tell(place: int, mix: LayerMix) -> None:
         if place == 0:
-            parts.append(mix.name)
-        for name, weight in mixed.items():
-            matrix = weight.weigh(mix, heads).astype(np.float32)
+            names.append(mix.name)
+        for name, matrix in weigh_layer(mix, weights, heads, must_fuse).items():
             layers[place][name].append(widen_layer(model, inputs[place], mix.name, matrix))
 
-    run_mixes(model, inputs, gradients, weigh)
-    order = range(len(parts))
-    names = None
-    if model.is_encoder_decoder:
-        order, names = order_parts(parts)  # type: ignore[assignment]
-    source = find_source(model)
-    for place, encoded in enumerate(inputs):
+    run = run_batch(model, inputs, heads, tell_mixes(model, inputs, gradients, tell))
+    order, titles = order_layers(names) if model.is_encoder_decoder else (range(len(names)), None)
+    graphs: list[dict[str, AttentionGraph]] = []
+    for encoded, by_name in zip(inputs, layers, strict=True):
         words = encoded.words
         if words is not None:
             words = (*words, *[None] * len(encoded.decoder_tokens))
-        for name, weight in mixed.items():
-            stack = np.stack([layers[place][name][number] for number in order])
-            inside = weight.residual == "inside"
-            graphs[place][name] = AttentionGraph(
-                None if inside else stack,
-                edges=stack if inside else None,
-                residual=None if inside else share,
-                tokens=(*encoded.tokens, *encoded.decoder_tokens),
-                words=words,
-                layer_names=names,
-                edge_name=name,
-                source=replace(source, edges=name, residual=None if inside else share),
-            )
+        tokens = (*encoded.tokens, *encoded.decoder_tokens)
+        stacks = {name: np.stack([rows[n] for n in order]) for name, rows in by_name.items()}
+        known = {"tokens": tokens, "words": words, "layer_names": titles}
+        graphs.append(make_graphs(model, weights, stacks, residual, **known))
+    return run, graphs
+
+
+def weigh_layer(
+    mix: LayerMix, weights: Mapping[str, EdgeWeight], heads: str | None, must_fuse: bool = False
+) -> dict[str, Array]:
+    """[query, key] of each edge weight."""
+    return {
+        name: weight.weigh(mix, heads or "mean", must_fuse=must_fuse).astype(np.float32)
+        for name, weight in weights.items()
+    }
+
+
+def make_graphs(
+    model: Model,
+    weights: Mapping[str, EdgeWeight],
+    stacks: Mapping[str, Array],
+    residual: float | None,
+    **known: Any,
+) -> dict[str, AttentionGraph]:
+    """The graph of each edge weight, from its layers [layer, query, key].
+
+    known: what else a graph is to know, of tokens and layers.
+    """
+    share = check_residual(RESIDUAL if residual is None else residual)
+    source = find_source(model)
+    graphs = {}
+    for name, weight in weights.items():
+        inside = weight.residual == "inside"
+        mixed = None if inside else share
+        graphs[name] = AttentionGraph(
+            None if inside else stacks[name],
+            edges=stacks[name] if inside else None,
+            residual=mixed,
+            edge_name=name,
+            source=replace(source, edges=name, residual=mixed),
+            **known,
+        )
     return graphs
+
+
+def tell_mixes(
+    model: Model,
+    inputs: Sequence[Encoded],
+    gradients: Any,
+    tell: Callable[[int, LayerMix], None],
+) -> Callable[[int, Pending], None]:
+    """What `run_batch` is to call per layer: `tell(place, mix)` for each input.
+
+    gradients: what `find_gradients` gave; None if no gradient is needed.
+    """
+    reader = ModuleReader(model.model)
+
+    def finish(number: int, layer: Pending) -> None:
+        part = name_part(layer.wiring.attention) if model.is_encoder_decoder else "alone"
+        gradient = None if gradients is None else gradients[number]
+        for place, encoded in enumerate(inputs):
+            source = len(encoded.tokens)
+            queries = source if part in ("alone", "encoder") else len(encoded.decoder_ids)
+            span = Span(slice(0, queries), slice(0, queries if part == "decoder" else source))
+            tell(place, make_mix(reader, layer, place, span, gradient))
+
+    return finish
 
 
 def widen_layer(model: Model, encoded: Encoded, name: str, matrix: Array) -> Array:
     """A layer over all positions of the graph: those that it does not touch stay as they are."""
     if not model.is_encoder_decoder:
         return matrix
-    source, target = len(encoded.ids), len(encoded.decoder_ids)
-    whole = np.eye(source + target, dtype=matrix.dtype)
     part = name_part(name)
-    rows = slice(0, source) if part == "encoder" else slice(source, None)
-    columns = {
-        "encoder": slice(0, source),
-        "decoder": slice(source, None),
-        "cross": slice(None),  # the encoder's keys, then the decoder's own positions
-    }[part]
+    rows, columns = place_part(part, len(encoded.ids), len(encoded.decoder_ids))
+    whole = np.eye(len(encoded.ids) + len(encoded.decoder_ids), dtype=matrix.dtype)
     whole[rows] = 0.0
-    whole[rows, columns] = matrix
+    # attention to the encoder: its keys, then the decoder's own positions
+    whole[rows, slice(None) if part == "cross" else columns] = matrix
     return whole
-
-
-def order_parts(names: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The order of an encoder-decoder's layers in the graph, and what they are called there."""
-    counts = {"encoder": 0, "decoder": 0, "cross": 0}
-    titles = []
-    for name in names:
-        part = name_part(name)
-        counts[part] += 1
-        kind = {"encoder": "", "decoder": " self", "cross": " cross"}[part]
-        titles.append(f"{'encoder' if part == 'encoder' else 'decoder'} {counts[part]}{kind}")
-    order = sorted(range(len(names)), key=lambda place: not titles[place].startswith("encoder"))
-    return order, [titles[place] for place in order]
-
-
-# ---- passes -------------------------------------------------------------------------------------
-
-
-def trace_model(model: Model) -> list[Wiring]:
-    """How each attention of a model stands in its block; traced once."""
-    if model.model not in WIRINGS:
-        if not model.probe.interface:
-            raise CaptureError(
-                f"{model.name} attends outside of transformers' attention interface, so what its"
-                " layers mix is not seen; use edges='attention'"
-            )
-        arguments, _ = make_probe_inputs(model, model.model)
-        with evaluating(model.model), running(model):
-            WIRINGS[model.model] = find_wirings(model.model, arguments)
-    return WIRINGS[model.model]
-
-
-def run_mixes(
-    model: Model, inputs: Sequence[Encoded], gradients: "list[torch.Tensor] | None", tell: Any
-) -> None:
-    """Run a model once on a batch; `tell(number, place, mix)` for each layer and each input."""
-    import torch
-
-    check_mixers(model)
-    wirings = trace_model(model)
-    modules = dict(model.model.named_modules())
-
-    def finish(number: int, layer: Pending) -> None:
-        part = name_part(layer.wiring.attention) if model.is_encoder_decoder else "alone"
-        for place, encoded in enumerate(inputs):
-            source = len(encoded.tokens)
-            queries = source if part in ("alone", "encoder") else len(encoded.decoder_ids)
-            keys = queries if part == "decoder" else source
-            gradient = None if gradients is None else gradients[number]
-            tell(number, place, make_mix(modules, layer, place, queries, keys, gradient))
-
-    with (
-        evaluating(model.model),
-        torch.no_grad(),
-        running(model),
-        follow_layers(model.model, wirings, finish),
-    ):
-        model.model(**read_arguments(model, inputs))
-
-
-def read_arguments(model: Model, inputs: Sequence[Encoded]) -> dict[str, Any]:
-    """What the model is called with; nothing follows, so that it needs no cache."""
-    arguments: dict[str, Any] = dict(model.batch(inputs))
-    if "use_cache" in signature(model.model.forward).parameters:
-        arguments["use_cache"] = False
-    return arguments
-
-
-def find_gradients(
-    model: Model,
-    inputs: Sequence[Encoded],
-    target: Target,
-    target_of: str,
-    position: int | None,
-) -> "list[torch.Tensor]":
-    """Of the target, by what each attention gave: [sequence, query, head, width] per call."""
-    import torch
-
-    if not model.predicts:
-        raise OptionError(
-            f"gradient edges watch a prediction, and {model.name} has no head that predicts; use"
-            " edges='contribution'"
-        )
-    if target_of not in WATCHED:
-        raise OptionError(f"unknown target_of {target_of!r}; choose from {', '.join(WATCHED)}")
-    outputs: list[torch.Tensor] = []
-
-    def listen(attend: Attend, module: Any, *given: Any, **options: Any) -> Any:
-        output = attend.function(module, *given, **options)
-        outputs.append(output[0])
-        return output
-
-    places = [model.logit_position(encoded, model.locate(encoded, position)) for encoded in inputs]
-    with (
-        torch.inference_mode(False),
-        evaluating(model.model),
-        torch.enable_grad(),
-        running(model),
-        follow_gradients(model) as arguments_of,
-        intercepting(listen),
-    ):
-        output = model.model(**arguments_of(read_arguments(model, inputs)))
-        logits = model.read_logits(output, places)  # [sequence, class]
-        watched = watch_target(model, logits, target, target_of)
-        return list(torch.autograd.grad(watched.sum(), outputs))
-
-
-@contextmanager
-def follow_gradients(model: Model) -> Iterator[Any]:
-    """While this lasts, the model's first states need gradients, whatever its parameters need.
-
-    Gives a function that prepares the model's arguments.
-    """
-    if model.is_vision:
-
-        def prepare(arguments: dict[str, Any]) -> dict[str, Any]:
-            pixels = arguments["pixel_values"].detach().requires_grad_()
-            return arguments | {"pixel_values": pixels}
-
-        yield prepare
-        return
-
-    def after(module: Any, given: Any, output: "torch.Tensor") -> "torch.Tensor":
-        return output if output.requires_grad else output.detach().requires_grad_()
-
-    handle = model.embedding.register_forward_hook(after)
-    try:
-        yield lambda arguments: arguments
-    finally:
-        handle.remove()
-
-
-def watch_target(
-    model: Model, logits: "torch.Tensor", target: Target, target_of: str
-) -> "torch.Tensor":
-    """[sequence]: what is watched of the logits [sequence, class]."""
-    import torch
-
-    scores = {
-        "logit": lambda: logits,
-        "log_probability": lambda: logits.log_softmax(dim=-1),
-        "probability": lambda: logits.softmax(dim=-1),
-    }[target_of]()
-    if target is None:
-        return scores.gather(1, logits.argmax(dim=-1, keepdim=True))[:, 0]
-    if isinstance(target, list):  # one class per sequence
-        numbers = torch.tensor(target, device=scores.device)
-        return scores.gather(1, numbers[:, None])[:, 0]
-    if isinstance(target, tuple):
-        if len(target) != 2:
-            raise OptionError(f"a contrast is between two targets; got {len(target)}")
-        first, second = (model.target(each) for each in target)
-        return scores[:, first] - scores[:, second]
-    return scores[:, model.target(target)]

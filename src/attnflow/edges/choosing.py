@@ -37,6 +37,8 @@ class EdgeWeight:
         Whether it needs the gradient of a target.
     identity
         Whether the residual connection stands in the graph with weight 1, beside the weights.
+    signed
+        Whether `compute` may give negative weights, which become 0 once heads are fused.
     """
 
     name: str
@@ -44,8 +46,13 @@ class EdgeWeight:
     residual: str = "inside"
     gradient: bool = False
     identity: bool = False
+    signed: bool = False
 
-    def weigh(self, mix: LayerMix, heads: str = "mean") -> Floats:
+    def __call__(self, mix: LayerMix) -> Any:
+        """What `compute` says of one layer."""
+        return self.compute(mix)
+
+    def weigh(self, mix: LayerMix, heads: str = "mean", *, must_fuse: bool = False) -> Floats:
         """[query, key] of one layer, checked.
 
         Parameters
@@ -54,43 +61,52 @@ class EdgeWeight:
             What the layer mixed.
         heads
             "mean", "max" or "min", where `compute` gives every head.
+        must_fuse
+            Refuse heads other than "mean" where it does not.
         """
         values = call_own(f"edges {self.name!r} of {mix.name}", self.compute, mix)
         values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
         try:
+            if np.iscomplexobj(values):
+                raise TypeError("an edge weight is one number")
             edges = np.array(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
             raise OptionError(
                 f"edges {self.name!r} of {mix.name} must be an array of numbers;"
                 f" got {type(values).__name__}"
             ) from error
-        if edges.ndim == 3:
+        if edges.ndim == 3 and len(edges):
             edges = np.asarray(FUSIONS[heads](edges, axis=0))
+        elif edges.ndim == 2 and must_fuse and heads != "mean":
+            raise OptionError(
+                f"edges {self.name!r} have no heads to fuse; got heads={heads!r}: leave it out"
+            )
         expected = tuple(mix.attention.shape[1:])
         if edges.shape != expected:
             raise OptionError(
                 f"edges {self.name!r} of {mix.name} must have shape [query, key], here {expected};"
                 f" got {edges.shape}"
             )
-        own = mix.own.cpu().numpy()
-        if self.residual == "mixed":
+        if self.signed:
             edges = np.maximum(edges, 0.0)
-            empty = edges.sum(axis=-1) <= 0
-            edges[np.flatnonzero(empty), own[empty]] = 1.0
-            edges /= edges.sum(axis=-1, keepdims=True)
-        if self.identity:
-            edges[np.arange(len(own)), own] += 1.0
         if not np.isfinite(edges).all() or (edges < 0).any():
             raise OptionError(
                 f"edges {self.name!r} of {mix.name} must be finite and not negative;"
                 f" got {edges.min():.3g}"
             )
+        own = mix.own.cpu().numpy()
+        if self.residual == "mixed":
+            empty = edges.sum(axis=-1) <= 0
+            edges[np.flatnonzero(empty), own[empty]] = 1.0
+            edges /= edges.sum(axis=-1, keepdims=True)
+        if self.identity:
+            edges[np.arange(len(own)), own] += 1.0
         return edges
 
 
 EDGES: dict[str, EdgeWeight] = {
     "attention": EdgeWeight("attention", weigh_attention, residual="mixed"),
-    "effective": EdgeWeight("effective", weigh_effective, residual="mixed"),
+    "effective": EdgeWeight("effective", weigh_effective, residual="mixed", signed=True),
     "norm": EdgeWeight("norm", weigh_lengths),
     "contribution": EdgeWeight("contribution", weigh_contributions),
     "gradient": EdgeWeight("gradient", weigh_relevance, gradient=True, identity=True),
@@ -160,6 +176,12 @@ def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
     if not weights:
         raise OptionError(f"at least one edge weight is needed; choose from {', '.join(EDGES)}")
     return weights
+
+
+def check_fusion(heads: str) -> None:
+    """Refuse what is no way to fuse the heads of edges."""
+    if heads not in FUSIONS:
+        raise OptionError(f"unknown heads {heads!r}; choose from {', '.join(FUSIONS)}")
 
 
 def name_result(edge_name: str, method: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 import numpy.typing as npt
 
 from attnflow.core.checks import check_count
-from attnflow.errors import CaptureError, OptionError
+from attnflow.errors import AttnFlowError, CaptureError, OptionError
 from attnflow.models.families import find_family
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def call_tokenizer(tokenizer: Any, texts: Sequence[str], options: dict[str, Any]
     """What the tokenizer says; or one line, whatever it raises (a panic of Rust's among it)."""
     try:
         return tokenizer(*texts, **options)
-    except (KeyboardInterrupt, SystemExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, MemoryError, AttnFlowError):
         raise
     except BaseException as error:
         line = " ".join(str(error).split())

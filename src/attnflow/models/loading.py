@@ -33,6 +33,7 @@ from attnflow.models.model_files import (
     read_model_type,
     wrap_errors,
 )
+from attnflow.models.planting import PREFIX, planted
 
 # the name of the model that ships with attnflow, and the model_type in its config.json
 BUNDLED = "verb-number"
@@ -44,6 +45,7 @@ def load(name: str | os.PathLike[str] = BUNDLED) -> Model:
 
     A model's own code never runs, and a weight that is missing is an error. "verb-number" is the
     model that ships with attnflow: is the verb that follows these words singular or plural?
+    "planted:copy" and the like are the models whose answers are known: see `planted`.
 
     Parameters
     ----------
@@ -64,6 +66,8 @@ def load(name: str | os.PathLike[str] = BUNDLED) -> Model:
     require_torch()
     if isinstance(name, str) and name == BUNDLED:
         return load_bundled(str(resources.files("attnflow.models") / "weights"), BUNDLED)
+    if isinstance(name, str) and name.startswith(PREFIX):
+        return planted(name.removeprefix(PREFIX)).model
     with wrap_errors(name):
         files = find_files(name)
         if files.is_folder and read_model_type(Path(files.name)) == BUNDLED:

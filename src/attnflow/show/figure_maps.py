@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from attnflow.analysis.explanation import Explanation
-from attnflow.analysis.generation import Generation, PromptAttention
+from attnflow.analysis.generation import Generation
+from attnflow.analysis.prompt_attention import PromptAttention
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers
 from attnflow.core.groups import list_numbers
@@ -180,6 +181,7 @@ def generation(
     layer: int | None = None,
     *,
     method: str | Callable[..., TokenAttention] = "rollout",
+    edges: str = "attention",
     scale: float | None = None,
     ax: "Axes | None" = None,
 ) -> Drawing:
@@ -193,6 +195,8 @@ def generation(
         The layer that is drawn; the top one if None.
     method
         What a `Generation` is asked for by `Generation.by`: the name of a method, or one of yours.
+    edges
+        ... and on which edges.
     scale
         The value of the darkest colour; the largest value drawn if None.
     ax
@@ -209,7 +213,9 @@ def generation(
     >>> generation(result, layer=1).save("generation.png").name
     'generation.png'
     """
-    result = generation.by(method) if isinstance(generation, Generation) else generation
+    result = (
+        generation.by(method, edges=edges) if isinstance(generation, Generation) else generation
+    )
     if not isinstance(result, PromptAttention):
         raise OptionError(
             f"generation draws what generate gives, or its rollout(); got {type(result).__name__}"

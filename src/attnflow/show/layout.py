@@ -222,7 +222,9 @@ def draw_map(
     return image
 
 
-def add_colour_bar(images: Sequence["AxesImage"], axes: Sequence["Axes"]) -> Any:
+def add_colour_bar(
+    images: Sequence["AxesImage"], axes: Sequence["Axes"], *, label: str = "token attention"
+) -> Any:
     """The scale that maps share, at the right of their axes; pointed where values lie beyond it."""
     beyond = any((np.asarray(image.get_array()) > image.get_clim()[1]).any() for image in images)
     extend: Any = "max" if beyond else "neither"
@@ -234,6 +236,6 @@ def add_colour_bar(images: Sequence["AxesImage"], axes: Sequence["Axes"]) -> Any
         "aspect": max(10.0, height / 0.11),
         "extendfrac": min(0.06, 0.1 / height),
     }
-    bar = figure.colorbar(images[0], ax=list(axes), extend=extend, label="token attention", **shape)
+    bar = figure.colorbar(images[0], ax=list(axes), extend=extend, label=label, **shape)
     cast(Any, bar.outline).set_linewidth(0.4)
     return bar

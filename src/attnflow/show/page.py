@@ -8,24 +8,27 @@ the page as JSON, and the document through `textContent` only.
 
 import base64
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from attnflow.analysis.defaults import Plan
 from attnflow.analysis.explanation import Explanation
-from attnflow.analysis.generation import Generation, PromptAttention
+from attnflow.analysis.generation import Generation
+from attnflow.analysis.prompt_attention import PromptAttention
 from attnflow.core.arrays import Array
 from attnflow.core.attention import Attention
-from attnflow.core.custom import Choices, Method, read_methods
+from attnflow.core.custom import Method
 from attnflow.core.files import dump_json
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.methods import METHODS, raw, rollout
+from attnflow.core.methods import raw, rollout
 from attnflow.core.requests import MOSTLY, are_even
 from attnflow.core.results import TokenAttention
 from attnflow.core.text import is_common, show_token
+from attnflow.edges.choosing import name_result
 from attnflow.errors import printable
 from attnflow.notices import collect_notices
 from attnflow.show.colours import AGAINST, DARK_AGAINST, DARK_RAMP, RAMP
@@ -51,6 +54,11 @@ TITLES = {
         "Flow",
         "Attention flow: the most that could travel between here and each input token, over all"
         " paths together.",
+    ),
+    "contribution rollout": (
+        "Contribution rollout",
+        "Rollout over what each layer took: how much nearer each part brought the stream to what it"
+        " became, the residual at its true size.",
     ),
     "blank_out": (
         "Blank-out",
@@ -79,16 +87,18 @@ def explanation_page(explanation: Explanation) -> str:
     '<!doctype html>'
     """
     graph = explanation.graph
-    packed, notes = pack_weights(explanation.captured, graph)
+    graphs = list({id(network): network for network in explanation.graphs.values()}.values())
+    packed, notes = pack_graphs(explanation.captured, graphs or [graph])
     methods = [
         describe_result(
             name,
             result,
             explanation.position,
-            explanation.functions.get(name) if explanation.graphs[name] is graph else None,
-            graph,
+            explanation.functions.get(name),
+            explanation.graphs[name],
             packed,
         )
+        | {"graph": graphs.index(explanation.graphs[name])}
         for name, result in explanation.results.items()
     ]
     normalize = next((result.normalize for result in explanation.results.values()), None)
@@ -100,6 +110,7 @@ def explanation_page(explanation: Explanation) -> str:
         "position": explanation.position,
         "normalize": normalize,
         "methods": methods,
+        "first": explanation.first,
         "importance": [
             {
                 "name": name,
@@ -119,10 +130,10 @@ def explanation_page(explanation: Explanation) -> str:
     return fill_template(data)
 
 
-def generation_page(generation: Generation, *, methods: Choices | None = None) -> str:
+def generation_page(generation: Generation, plan: Plan | None = None) -> str:
     """The page of one generation: a generated token colours the prompt with its row of M.
 
-    methods: those to show, by name or as {name: function}; all of attnflow's if None.
+    plan: by kind of edges, the methods to show; what the generation shows by itself if None.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> from attnflow import generate
@@ -130,21 +141,30 @@ def generation_page(generation: Generation, *, methods: Choices | None = None) -
     >>> generation_page(generate(model, [464, 1994], max_new_tokens=3, eos_token_id=None))[:15]
     '<!doctype html>'
     """
-    graph = generation.attention.graph()
-    packed, notes = pack_weights(generation.attention, graph)
-    functions = read_methods(tuple(METHODS) if methods is None else methods)
+    asked, plan = plan is not None, generation.plan() if plan is None else plan
+    on_attention = generation.attention.graph()
+    # edges that watch a token have a graph per token: their paths are not drawn
+    graphs = [generation.graphs.get(edges, on_attention) for edges in plan]
+    packed, notes = pack_graphs(generation.attention, graphs)
+    notes = [*generation.notes, *notes]
     shown = []
-    for name, function in functions.items():
-        if methods is None and graph.size > LONG and function not in COMPUTED:
-            notes.append(
-                f"{describe_name(name)['title']} is left out of this page above {LONG} tokens;"
-                f" generation.{name}() computes it."
-            )
-            continue
-        with collect_notices():  # the page says so itself, where it is so
-            result = generation.by({name: function})
-        kind = COMPUTED.get(function) if "weights" in packed else None
-        shown.append(describe_prompt_attention(result, generation) | {"computed": kind})
+    for place, (edges, functions) in enumerate(plan.items()):
+        for method, function in functions.items():
+            name = name_result(edges, method)
+            long = on_attention.size > LONG and function not in COMPUTED
+            if long and not asked:
+                notes.append(
+                    f"{describe_name(name)['title']} is left out of this page above {LONG} tokens;"
+                    f" generation.by({method!r}, edges={edges!r}) computes it."
+                )
+                continue
+            with collect_notices():  # the page says so itself, where it is so
+                result = generation.by({method: function}, edges=edges)
+            computed = COMPUTED.get(function) if "graphs" in packed else None
+            if edges != "attention":
+                computed = None
+            facts = {"computed": computed, "graph": place}
+            shown.append(describe_prompt_attention(result, generation) | facts)
     tokens = (*generation.prompt, *generation.tokens)
     data: Data = {
         "kind": "generation",
@@ -154,11 +174,12 @@ def generation_page(generation: Generation, *, methods: Choices | None = None) -
         "probabilities": round_numbers(generation.probabilities),
         "normalize": None,
         "methods": shown,
+        "first": choose_first_name(shown),
         "importance": [],
         "notes": notes,
-        "source": str(graph.source),
+        "source": str(graphs[0].source),
         **packed,
-        **describe_tokens(tokens, [token in generation.special for token in tokens], graph),
+        **describe_tokens(tokens, [token in generation.special for token in tokens], on_attention),
     }
     return fill_template(data)
 
@@ -180,6 +201,12 @@ def framed(page: str) -> str:
     style = f"width:100%;height:{HEIGHT}px;border:0"
     attributes = f'sandbox="allow-scripts allow-downloads" style="{style}"'
     return f'<iframe title="attnflow" srcdoc="{html.escape(page)}" {attributes}></iframe>'
+
+
+def choose_first_name(methods: Sequence[Data]) -> str:
+    """The method that a generation's page shows first: rollout, unless other edges come first."""
+    names = [method["name"] for method in methods]
+    return "rollout" if names[0] == "raw" and "rollout" in names else str(names[0])
 
 
 # ---- the methods --------------------------------------------------------------------------------
@@ -207,9 +234,9 @@ def describe_result(
     """One method of an explanation: its name, and the rows that the page cannot compute."""
     data: Data = {"name": name, **describe_name(name)}
     kind = COMPUTED.get(function) if function is not None else None
-    if kind is not None and "weights" in packed and graph.residual is not None:
+    if kind is not None and "graphs" in packed and graph.residual is not None:
         return data | {"computed": kind}
-    many = 2 * result.values.size > ROW_BYTES or (kind is not None and "weights" not in packed)
+    many = 2 * result.values.size > ROW_BYTES or (kind is not None and "graphs" not in packed)
     place = result.positions.index(position)
     shown = slice(place, place + 1) if many else slice(None)
     data["rows"] = pack_rows(result.values[:, shown], result.positions[shown])
@@ -267,17 +294,18 @@ def flag_saturated(saturated: Array) -> list[list[int]]:
     return pack_flags(saturated.mean(axis=-1) > MOSTLY)
 
 
-def pack_weights(attention: Attention | None, graph: AttentionGraph) -> tuple[Data, list[str]]:
-    """The fused weights, or edges, and the weights of every head, as far as they fit; and notes.
+def pack_graphs(
+    attention: Attention | None, graphs: Sequence[AttentionGraph]
+) -> tuple[Data, list[str]]:
+    """The graphs, and the weights of every head, as far as they fit; and notes.
 
     Edges with the residual inside are divided by their largest row sum: the page draws shares.
     """
     packed: Data = {}
     notes = []
-    if 2 * graph.weights.size <= GRAPH_BYTES:
-        inside = graph.residual is None
-        scale = float(graph.weights.sum(axis=-1).max()) or 1.0 if inside else 1.0
-        packed["weights"] = pack_array(graph.weights / scale if inside else graph.weights)
+    graph = graphs[0]
+    if 2 * sum(network.weights.size for network in graphs) <= GRAPH_BYTES:
+        packed["graphs"] = [pack_graph(network) for network in graphs]
     else:
         notes.append(
             f"The graph of {graph.depth} layers and {graph.size:,} tokens is too large for a page;"
@@ -295,6 +323,18 @@ def pack_weights(attention: Attention | None, graph: AttentionGraph) -> tuple[Da
     return packed, notes
 
 
+def pack_graph(graph: AttentionGraph) -> Data:
+    """The weights of a graph, or its edges where they hold the residual."""
+    scale = 1.0
+    if graph.residual is None:
+        scale = float(graph.weights.sum(axis=-1).max()) or 1.0
+    return {
+        "edges": printable(graph.edge_name),
+        "residual": graph.residual,
+        "weights": pack_array(graph.weights / scale),
+    }
+
+
 def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: AttentionGraph) -> Data:
     """What the tokens and the layers are."""
     names = list(tokens)
@@ -306,7 +346,6 @@ def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: Atten
         "removed": list(graph.removed),
         "depth": graph.depth,
         "size": graph.size,
-        "residual": graph.residual,
         "causal": graph.causal,
         "window": list(graph.window),
         "layers": None if graph.layer_names is None else list(graph.layer_names),

@@ -31,12 +31,15 @@ function renormalised(values, width) {
 }
 
 const { size, depth, tokens } = data;
-const isInside = data.residual === null; // edges of any sum, the residual inside: shares are drawn
-const residual = data.residual ?? 0;
 const removed = new Set(data.removed); // positions that the graph was made without
 const isGeneration = data.kind === "generation";
 const keys = isGeneration ? data.prompt : size; // the tokens that get a number
-const weights = data.weights && (isInside ? unpack(data.weights) : renormalised(unpack(data.weights), size)); // [layer, query, key]
+/** What methods ran on: weights [layer, query, key], into which the residual is mixed, or edges that hold it inside: shares are drawn. */
+const graphs = (data.graphs ?? []).map(({ edges, residual, weights }, number) => ({
+  edges, number, residual: residual ?? 0, isInside: residual === null,
+  weights: residual === null ? unpack(weights) : renormalised(unpack(weights), size),
+}));
+let graph = graphs[0]; // the one that is looked at
 let headWeights = null; // [layer, head, query, key], unpacked when asked for
 const heads = data.heads ? data.heads.shape[1] : 0;
 const infos = new Map(data.methods.map((each) => [each.name, each])); // what is known of each method
@@ -44,7 +47,9 @@ for (const each of data.methods) if (each.rows) { // computed already
   const { values, positions } = each.rows;
   each.rows = { values: unpack(values), width: values.shape[2], places: new Map(positions.map((p, i) => [p, i])) };
 }
-data.weights = null;
+data.graphs = null;
+/** From here on, the graph that a method ran on is looked at. */
+function lookAt(method) { graph = graphs[infos.get(method)?.graph ?? 0]; }
 
 const MANY = 64; // tokens above which tables are cut and flow is given for one position
 const TABLE_ROWS = 50;
@@ -75,11 +80,11 @@ function stepDown(mass, layer) {
   for (let query = 0; query < size; query++) {
     const amount = mass[query];
     if (amount < TINY) continue;
-    const share = (1 - residual) * amount, row = ((layer - 1) * size + query) * size, end = data.causal ? query + 1 : size;
-    for (let key = 0; key < end; key++) below[key] += share * weights[row + key];
-    below[query] += residual * amount;
+    const share = (1 - graph.residual) * amount, row = ((layer - 1) * size + query) * size, end = data.causal ? query + 1 : size;
+    for (let key = 0; key < end; key++) below[key] += share * graph.weights[row + key];
+    below[query] += graph.residual * amount;
   }
-  return isInside ? renormalised(below, size) : below;
+  return graph.isInside ? renormalised(below, size) : below;
 }
 
 /** The same if every query spread evenly over the keys that it may see. */
@@ -87,11 +92,11 @@ function stepEvenly(mass, layer) {
   const below = new Float64Array(size), changes = new Float64Array(size + 1), window = data.window[layer - 1] ?? size;
   for (let query = 0; query < size; query++) {
     const first = Math.max(0, query - window + 1), end = data.causal ? query + 1 : Math.min(size, query + window);
-    const share = ((1 - residual) * mass[query]) / (end - first);
+    const share = ((1 - graph.residual) * mass[query]) / (end - first);
     changes[first] += share;
     changes[end] -= share;
   }
-  for (let key = 0, sum = 0; key < size; key++) below[key] = (sum += changes[key]) + residual * mass[key];
+  for (let key = 0, sum = 0; key < size; key++) below[key] = (sum += changes[key]) + graph.residual * mass[key];
   return below;
 }
 
@@ -103,7 +108,8 @@ function masses(layer, position, step = stepDown) {
   for (let l = layer; l > 0; l--) found[l - 1] = step(found[l], l);
   return found;
 }
-const massesOf = remembered(60, (layer, position) => masses(layer, position));
+const massesOn = remembered(60, (number, layer, position) => masses(layer, position));
+const massesOf = (layer, position) => massesOn(graph.number, layer, position);
 
 function rollout(layer, position) {
   const row = massesOf(layer, position)[0];
@@ -115,7 +121,7 @@ function rollout(layer, position) {
 
 /** One row of the model's weights: fused, or of one head. */
 function rawRow(layer, position, head) {
-  if (head === null) return weights.subarray(((layer - 1) * size + position) * size).subarray(0, size);
+  if (head === null) return graph.weights.subarray(((layer - 1) * size + position) * size).subarray(0, size);
   headWeights ??= renormalised(unpack(data.heads), size);
   return headWeights.subarray((((layer - 1) * heads + head) * size + position) * size).subarray(0, size);
 }
@@ -133,7 +139,8 @@ function numbersOf(method, layer, position, head) {
     const start = ((layer - 1) * rows.places.size + place) * rows.width;
     return rows.values.subarray(start, start + rows.width);
   }
-  if (!weights || removed.has(position)) return null;
+  if (!graph || removed.has(position)) return null;
+  lookAt(method);
   if (computed === "rollout") return rollout(layer, position).subarray(0, keys);
   return computed === "raw" || (isRaw(method) && head !== null) ? rawRow(layer, position, head).subarray(0, keys) : null;
 }
@@ -182,19 +189,19 @@ function pathsOf(mass, layer, bottom, widest) {
 function edgeRow(layer, query) {
   const row = rawRow(layer, query, headShown()).slice();
   if (isRaw(state.method)) return row;
-  for (let key = 0; key < size; key++) row[key] *= 1 - residual;
-  row[query] += residual;
+  for (let key = 0; key < size; key++) row[key] *= 1 - graph.residual;
+  row[query] += graph.residual;
   return row;
 }
 
 /** Of every node the strongest edge to another position, and of those the strongest: what the graph looks like at rest. */
-const restingEdges = remembered(2, (count) => {
+const restingOn = remembered(4, (number, count) => {
   const edges = [];
   for (let layer = 1; layer <= depth; layer++) {
     for (let query = 0; query < size; query++) {
       const row = ((layer - 1) * size + query) * size;
       let best = -1, most = 0.02;
-      for (let key = 0; key < size; key++) if (key !== query && weights[row + key] > most) most = weights[row + (best = key)];
+      for (let key = 0; key < size; key++) if (key !== query && graph.weights[row + key] > most) most = graph.weights[row + (best = key)];
       if (best >= 0) edges.push([layer, query, best, most]);
     }
   }
@@ -244,7 +251,7 @@ const shade = (share) => scaleOf(theme() + (share < 0 ? "Against" : ""))[Math.mi
 // ---- state -----------------------------------------------------------------------------------------------------------
 
 const state = {
-  method: infos.has("rollout") ? "rollout" : methods[0],
+  method: data.first,
   layer: depth, position: data.position, head: null,
   common: true, special: true, // whether such tokens are coloured
   pinned: false, home: null, // where Escape leads back to
@@ -260,7 +267,7 @@ const isOn = (key) => !isOff(key);
 const headShown = () => (isRaw(state.method) ? state.head : null); // one head is looked at on its own tab only
 const focusRow = (method, node) => rowOf(method, node.layer, node.position, isRaw(method) ? headShown() : null);
 const titled = (method) => label(method) + (isRaw(method) && headShown() !== null ? ` (head ${headShown()})` : "");
-const mainMethod = () => (state.method !== "all" ? state.method : infos.has("rollout") ? "rollout" : methods[0]);
+const mainMethod = () => (state.method !== "all" ? state.method : data.first);
 
 /** The largest number of a row, whatever its sign, among the tokens that are on. */
 function mostOf(row) {
@@ -485,9 +492,10 @@ const radiusFor = (step) => Math.max(1.5, Math.min(6, step / 3));
 
 /** The graph at rest, the same for every node. */
 function drawResting(pen, { x, step }, y) {
+  lookAt(mainMethod());
   const { muted, faint, paper } = INKS[theme()], spacious = isSpacious(step);
   if (!spacious) for (let layer = 0; layer <= depth; layer++) pen.rect(x(0), y(layer) - 0.5, x(size - 1) - x(0), 1, faint);
-  for (const [layer, query, key, weight] of restingEdges(spacious ? 700 : 1500)) {
+  for (const [layer, query, key, weight] of restingOn(graph.number, spacious ? 700 : 1500)) {
     pen.curve(x(query), y(layer), x(key), y(layer - 1), muted, 1, spacious ? 0.08 + 0.25 * weight : 0.03 + 0.12 * weight);
   }
   if (spacious) for (let layer = 0; layer <= depth; layer++) for (let p = 0; p < size; p++) pen.dot(x(p), y(layer), radiusFor(step), paper, faint);
@@ -495,6 +503,7 @@ function drawResting(pen, { x, step }, y) {
 
 /** What a node reads, down to the input. */
 function drawLit(pen, columns, y, node) {
+  lookAt(mainMethod());
   const { ink, muted, accent } = INKS[theme()], { x, step } = columns;
   const oneDown = isRaw(state.method), spacious = isSpacious(step), radius = radiusFor(step), bar = shade(0.6).fill;
   for (let layer = 0; layer <= depth; layer++) {
@@ -568,7 +577,7 @@ const drawn = { graph: null, map: null }; // geometry of what is on the page
 const room = (name) => byId(name).clientWidth;
 
 function paintGraph(node) {
-  if (!weights) return;
+  if (!graph) return;
   const figure = (drawn.graph = graphFigure(room("graph"), node)), stage = byId("graph").firstElementChild;
   if (depth * size * size <= SVG_EDGES) {
     const svg = newSvg(figure);
@@ -580,7 +589,7 @@ function paintGraph(node) {
     stage.prepend(svg);
   } else {
     if (!stage.querySelector("canvas")) stage.prepend(canvasElement(), canvasElement());
-    const [below, above] = stage.querySelectorAll("canvas"), scale = devicePixelRatio || 1, look = [figure.width, figure.height, scale, theme()].join();
+    const [below, above] = stage.querySelectorAll("canvas"), scale = devicePixelRatio || 1, look = [figure.width, figure.height, scale, theme(), infos.get(mainMethod())?.graph ?? 0].join();
     if (below.dataset.look !== look) canvasOf({ ...figure, draw: figure.rest }, below, scale); // thousands of lines, drawn once
     below.dataset.look = look;
     canvasOf(figure, above, scale);
@@ -738,7 +747,7 @@ function choose(changes) {
 
 /** Scroll the graph so that the explained node is in it. */
 function showNode() {
-  if (!weights) return;
+  if (!graph) return;
   const box = byId("graph"), x = drawn.graph.columns.x(state.position);
   if (x < box.scrollLeft + LEFT || x > box.scrollLeft + box.clientWidth - RIGHT) box.scrollLeft = x - box.clientWidth / 2;
 }
@@ -907,7 +916,7 @@ function buildHeader() {
   if (probability !== null) byId("title").append(element("small", "", `with probability ${chance(probability)}`));
   byId("subtitle").textContent = data.text && shortened(data.text, 400);
   document.title = `attnflow: ${shortened(data.text || name, 60)}`;
-  const notes = [...data.notes, ...(isGeneration ? [] : [NORMALISED[data.normalize] ?? NORMALISED.none]), `${isInside ? "The residual is inside the edges" : `Residual ${residual}`}. Numbers are right to 0.001; they travel in this file as 16-bit floats.`, data.source];
+  const notes = [...data.notes, ...(isGeneration ? [] : [NORMALISED[data.normalize] ?? NORMALISED.none]), ...graphs.map(({ edges, residual, isInside }) => isInside ? `The ${edges} edges hold the residual.` : `Residual of ${edges}: ${residual}.`), `Numbers are right to 0.001; they travel in this file as 16-bit floats.`, data.source];
   byId("notes").replaceChildren(...notes.map((note) => element("li", "", note)));
 }
 
@@ -925,7 +934,7 @@ function buildControls() {
   byId("position").append(...choices.map((choice) => option(positionOf(choice), `${choice}  ${shortened(names[isGeneration ? keys + choice : choice], 24)}`)));
   byId("head").append(option("mean", "mean of all"), ...Array.from({ length: heads }, (_, head) => option(head, String(head))));
   byId("special").parentElement.hidden = !data.special.slice(0, keys).some(Boolean);
-  byId("graph-section").hidden = !weights;
+  byId("graph-section").hidden = !graph;
 }
 
 buildHeader();
@@ -934,7 +943,7 @@ buildStrips();
 listenToControls();
 listenToTokens();
 listenToMap();
-if (weights) listenToGraph();
+if (graph) listenToGraph();
 paint();
 showNode();
 document.body.dataset.ready = Math.round(performance.now());

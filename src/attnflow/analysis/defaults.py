@@ -1,0 +1,42 @@
+"""What is computed where nobody asks for anything: the paper's three, and before them what serves.
+
+The edges and method that come first were chosen by measurement (docs/edges.md): on half of the
+texts of `benchmarks/edges.py`, and reported on the other half, by kind of model.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attnflow.core.custom import Choices, Method, read_methods
+from attnflow.core.methods import METHODS
+from attnflow.edges.choosing import read_edges
+from attnflow.models.model import Model
+
+FIRST = {"decoder": ("contribution", "rollout"), "other": ("contribution", "rollout")}
+Plan = Mapping[str, Mapping[str, Method]]  # by kind of edges, the methods that run on it
+
+
+def choose_first(model: Model) -> tuple[str, str]:
+    """The edges and the method that come first for a kind of model."""
+    return FIRST["decoder" if model.is_causal else "other"]
+
+
+def plan_first(model: Model) -> Plan:
+    """What is computed if neither methods nor edges are named."""
+    edges, method = choose_first(model)
+    return {edges: {method: METHODS[method]}, "attention": dict(METHODS)}
+
+
+def plan_methods(methods: Choices | None, edges: Any) -> Plan:
+    """What is computed if methods or edges are named: every method on every kind of edges.
+
+    All of attnflow's methods if None; attention if edges is None.
+    """
+    functions = read_methods(tuple(METHODS) if methods is None else methods)
+    return dict.fromkeys(read_edges("attention" if edges is None else edges), functions)
+
+
+def describe_lack(edges: Iterable[str], error: Exception) -> str:
+    """Why results on edges that come first are missing."""
+    names = ", ".join(name for name in edges if name != "attention")
+    return f"{names} edges cannot be had of this model, so attention is shown alone: {error}"

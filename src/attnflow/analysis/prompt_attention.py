@@ -1,0 +1,189 @@
+"""`PromptAttention`: token attention over the prompt, for every generated token and layer."""
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.core.arrays import Floats
+from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.provenance import Source
+from attnflow.core.results import measure_spread
+from attnflow.core.tables import Table
+from attnflow.core.text import COMMON_WORDS, is_common
+from attnflow.core.views import format_heat_map
+from attnflow.errors import OptionError, ShareWarning
+from attnflow.notices import give_notice
+
+LITTLE = 0.01  # a kept share below this is warned of
+
+
+@dataclass(frozen=True, eq=False)
+class PromptAttention(Table):
+    """M: how much each prompt token reached each generated one, in each layer.
+
+    Parameters
+    ----------
+    values
+        [generated token, prompt token, layer]; np.asarray gives them too.
+    method
+        The name of the method.
+    prompt, generated
+        The names of the tokens.
+    layers
+        The numbers of the layers.
+    special
+        The tokenizer's special tokens.
+    kept
+        [generated token, layer]: the share of each row that `filtered` kept, before the rest was
+        made to sum to 1; None if nothing was filtered.
+    saturated
+        [generated token, prompt token, layer], of flow: where source or target alone limit it.
+    edges
+        What an edge of the graph weighs.
+    source
+        Where the values came from.
+
+    >>> found = PromptAttention(np.full((1, 2, 1), 0.5), "rollout", ("the", "key"), ("is",), (1,))
+    >>> list(found.rows())
+    [('rollout', 1, 0, 'is', 0, 'the', 0.5), ('rollout', 1, 0, 'is', 1, 'key', 0.5)]
+    """
+
+    columns: ClassVar = ("method", "layer", "position", "query", "key", "token", "value")
+
+    values: Floats  # [generated, prompt, layer]
+    method: str
+    prompt: tuple[str, ...]
+    generated: tuple[str, ...]
+    layers: tuple[int, ...]
+    special: frozenset[str] = frozenset()
+    kept: Floats | None = None  # [generated, layer]
+    saturated: npt.NDArray[np.bool_] | None = None  # [generated, prompt, layer]
+    edges: str = "attention"
+    source: Source | None = None
+
+    @cached_property
+    def spread(self) -> Floats:
+        """[generated token, layer]: 0 where a row is even over the prompt, 1 if all is on one."""
+        rows = self.values.transpose(0, 2, 1)  # [generated, layer, prompt]
+        return measure_spread(rows, np.ones(rows.shape, bool))
+
+    def filtered(
+        self,
+        *,
+        words: Collection[str] = COMMON_WORDS,
+        punctuation: bool = True,
+        special: bool = True,
+    ) -> "PromptAttention":
+        """The same without some prompt tokens, the rest summing to 1 again.
+
+        `.kept` says how much of each row the rest was; a warning says where it was next to nothing,
+        since then what is shown is the noise that filtering left.
+
+        Parameters
+        ----------
+        words
+            Words to take out, in lower case; English function words by default.
+        punctuation, special
+            Whether to take out punctuation, and the tokenizer's special tokens.
+        """
+        unwanted = {word.lower() for word in words}
+
+        def stays(token: str) -> bool:
+            if token in self.special:
+                return not special
+            return not is_common(token, unwanted, punctuation)
+
+        places = [place for place, token in enumerate(self.prompt) if stays(token)]
+        if not places:
+            raise OptionError(
+                "filtering must leave at least one prompt token; got none:"
+                " give words=() or punctuation=False"
+            )
+        whole = self.values.sum(axis=1)  # [generated, layer]
+        values = self.values[:, places]
+        sums = values.sum(axis=1)
+        kept = np.divide(sums, whole, out=np.zeros_like(sums), where=whole > 0)
+        kept = kept if self.kept is None else kept * self.kept
+        if kept[:, -1].min() < LITTLE:
+            give_notice(
+                f"filtering kept {kept[:, -1].min():.2g} of a row of {self.method}: what is shown"
+                " is what the tokens that were taken out left over; look at it unfiltered",
+                ShareWarning,
+            )
+        return replace(
+            self,
+            values=normalise_rows(values),
+            prompt=tuple(self.prompt[place] for place in places),
+            kept=kept,
+            saturated=None if self.saturated is None else self.saturated[:, places],
+        )
+
+    def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:
+        """(method, layer, position, query, key, token, value) for each value.
+
+        position and query: the number of the generated token, and the token; key and token: those
+        of the prompt.
+        """
+        for i, new in enumerate(self.generated):
+            for j, old in enumerate(self.prompt):
+                for layer, value in zip(self.layers, self.values[i, j].tolist(), strict=True):
+                    yield self.method, layer, i, new, j, old, value
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write .csv (one line per value), .json or .npz.
+
+        Parameters
+        ----------
+        path
+            The file; its ending says which.
+        """
+        content: dict[str, Any] = {
+            "method": self.method,
+            "prompt": self.prompt,
+            "generated": self.generated,
+            "layers": self.layers,
+        }
+        if self.kept is not None:
+            content["kept"] = self.kept.tolist()
+        arrays: dict[str, Any] = {name: np.array(value) for name, value in content.items()}
+        if self.source is not None:
+            content["source"] = self.source.to_dict()
+            arrays["source"] = np.array(self.source.to_json())
+        return write_by_ending(
+            path,
+            {
+                ".csv": self._write_csv,
+                ".json": lambda file: file.write(
+                    dump_json({**content, "values": self.values.tolist()}).encode()
+                ),
+                ".npz": lambda file: np.savez_compressed(file, values=self.values, **arrays),
+            },
+        )
+
+    def _repr_html_(self) -> str:
+        caption = f"{self.method}, layer {self.layers[-1]}: what each generated token looked at"
+        top = self.values[:, :, -1]
+        return format_heat_map(
+            top, self.generated, self.prompt, caption=caption, source=self.source
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return "<PromptAttention: {}, {} generated x {} prompt tokens x {} layers>".format(
+            self.method, *self.values.shape
+        )
+
+
+def normalise_rows(values: Floats) -> Floats:
+    """values [generated, prompt, layer] that sum to 1 over the prompt, where they are not all 0."""
+    sums = values.sum(axis=1, keepdims=True)
+    shares: Floats = np.divide(values, sums, out=np.zeros_like(values), where=sums > 0)
+    return shares
