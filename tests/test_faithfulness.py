@@ -340,6 +340,28 @@ def test_a_long_text_is_searched_by_a_beam_and_stays_between_its_limits() -> Non
     assert 0 <= values[1] < values[0] <= 1
 
 
+@pytest.mark.parametrize("name", ["copy", "relay", "conjunction", "majority"])
+def test_the_truth_of_a_planted_model_is_the_best_order(name: str) -> None:
+    planted = af.planted(name)
+    texts = [text for text in planted.examples(20, seed=1) if len(text.split()) <= 7][:2]
+    scores = []
+    for text in texts:
+        scores.append(np.zeros(len(planted.model.encode(text).ids)))
+        scores[-1][list(planted.truth(text))] = 1.0
+    metrics = ["normalised_comprehensiveness", "normalised_sufficiency"]
+    good, bad = (
+        af.faithfulness(planted.model, texts, [sign * row for row in scores], metrics=metrics)
+        for sign in (1, -1)
+    )
+    for metric in metrics:
+        best, worst = (np.mean([each[metric] for each in found]) for found in (good, bad))
+        if name in ("copy", "relay"):  # one word says it all
+            assert (best, worst) == pytest.approx((1.0, 0.0), abs=1e-4)
+        else:  # of several words, some orders are better than others
+            assert best > 0.75
+            assert worst < 0.25
+
+
 def test_a_normalised_metric_of_equal_orders_is_undefined() -> None:
     even = np.full(3, 0.5)
     limits = {"normalised_sufficiency": (0.0, 0.0)}

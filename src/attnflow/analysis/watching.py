@@ -116,6 +116,11 @@ def run_variants(
         for batch in batches([variant.encoded for variant in variants], most):
             chosen = [variants[place] for place in batch]
             arguments = model.batch([variant.encoded for variant in chosen])
+            if "attention_mask" not in arguments and any(each.hidden for each in chosen):
+                raise OptionError(
+                    f"replacement='attention' needs an attention mask, and {model.name} takes none;"
+                    " give a token to put in place of others"
+                )
             for row, variant in enumerate(chosen):
                 if variant.hidden:
                     arguments["attention_mask"][row, list(variant.hidden)] = 0
