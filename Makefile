@@ -42,9 +42,10 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/lab.py
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/corpus.py
-	$(BIN)/python benchmarks/edges.py
+	$(BIN)/python benchmarks/edges.py $(if $(SST2),--data $(SST2))
 	$(BIN)/python benchmarks/faithfulness.py
 	$(BIN)/python benchmarks/planted.py
+	$(BIN)/python benchmarks/edge_speed.py
 
 docs-figures: .venv/installed-browser  ## draw anew what README and docs show
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py

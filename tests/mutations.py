@@ -43,8 +43,14 @@ TESTS = {
         f"core/{name}.py": ["tests/test_maxflow.py"]
         for name in ("bounds", "capacities", "flows", "kernels", "maxflow", "mincut")
     },
+    **{f"core/{name}.py": ["tests/test_tables.py"] for name in ("formatting", "views")},
+    "core/custom.py": ["tests/test_open_methods.py", "-k not corpus"],
     "core/memory.py": [],
+    "core/padding.py": ["tests/test_batches.py"],
     "core/provenance.py": [],
+    "core/single_flow.py": ["tests/test_tables.py", "tests/test_methods.py"],
+    "core/tables.py": ["tests/test_tables.py", "tests/test_house.py"],
+    "core/text.py": ["tests/test_text.py"],
 }
 
 OPERATOR = re.compile(rb"is not|not in|//|\*\*|<<|>>|[<>=!]=|[-+*/%&|<>]|\b(is|in|and|or)\b")

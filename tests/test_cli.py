@@ -530,7 +530,7 @@ BAD = [
     (["rollout", "axes.npy"], "4 axes"),
     (["rollout", "empty.npy"], "empty"),
     (["rollout", "words.npy"], "real numbers"),
-    (["rollout", "tokens.npz"], "tokens must name each of 4 positions; got 1"),
+    (["rollout", "tokens.npz"], "tokens must be one name per position, here 4; got 1"),
     (["rollout", "two.npz"], "one array, or one named 'weights'; it holds a, b"),
     (["rollout", "newer.npz"], "newer attnflow"),
     (["raw", "objects.npy"], "pickled objects"),
@@ -569,7 +569,7 @@ BAD = [
     (["flow", "fused.npy", "--workers", "0"], "workers must be"),
     (
         ["flow", "fused.npy", "--out", "x.xlsx"],
-        "ending must be one of .csv, .json, .npz; got .xlsx",
+        "ending must be one of .csv, .json, .md, .tex, .npz; got .xlsx",
     ),
     (["flow", "fused.npy", "--out", "nowhere/x.csv"], "does not exist"),
     (["flow", "fused.npy", "--out", "taken.csv"], "it is a folder"),

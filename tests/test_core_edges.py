@@ -18,9 +18,10 @@ import pytest
 import attnflow as af
 from attnflow.core import memory, provenance
 from attnflow.core.files import check_writable, read_lines, write_file
-from attnflow.core.flows import flows_from, flows_of_all_layers
+from attnflow.core.flows import find_all_flows, find_flows
 from attnflow.core.groups import list_numbers, read_groups
 from attnflow.core.provenance import Source, list_versions, read_versions
+from attnflow.core.results import measure_spread
 from tests.oracles import Floats, attention, edges_of
 
 RNG = np.random.default_rng(0)
@@ -79,6 +80,30 @@ def test_a_selected_row_is_that_row_with_all_that_is_known_of_it(method: Any) ->
         assert row.limits.tolist() == [[whole.limits[1, 1].tolist()]]
     with pytest.raises(af.OptionError, match="position 1 was not computed"):
         whole.select(1, 3)
+
+
+def test_a_result_made_by_hand_knows_its_size_from_its_keys() -> None:
+    values = np.array([[[0.2, 0.3, 0.5]]])  # [layer, query, key]
+    named: dict[str, Any] = {"tokens": ("a", "b", "c"), "queries": ("c",), "causal": False}
+    result = af.TokenAttention(values, "mine", (1,), (2,), 0, normalize=None, **named)
+    assert result.size == 3
+    assert result.at(-1).tolist() == [0.2, 0.3, 0.5]
+
+
+@pytest.mark.parametrize("copy", [True, False, None])
+def test_a_result_is_an_array_of_the_type_asked_for(copy: bool | None) -> None:
+    result = af.rollout(WORDS)
+    single = result.__array__(np.float32, copy=copy)
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, result.values, rtol=1e-6)
+    assert np.shares_memory(result.__array__(copy=copy), result.values) == (not copy)
+
+
+def test_the_spread_of_rows_is_the_same_along_any_axes() -> None:
+    values = RNG.random((2, 3, 4))
+    seen = RNG.random((2, 3, 4)) < 0.8
+    stacked = [measure_spread(rows, mask) for rows, mask in zip(values, seen, strict=True)]
+    np.testing.assert_array_equal(measure_spread(values, seen), stacked)
 
 
 # ---- attention ----------------------------------------------------------------------------------
@@ -149,6 +174,30 @@ def test_a_bad_file_of_weights_is_an_error_of_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_layer_without_weights_is_named_by_its_number(place: int) -> None:
+    layers: list[Any] = [np.eye(2)[None, None]] * 3
+    layers[place] = None
+    with pytest.raises(
+        af.WeightsError, match=rf"^layer {place + 1} is None: the model returned no"
+    ):
+        af.Attention(layers)
+
+
+def test_bad_weights_in_a_file_are_an_error_of_the_weights(tmp_path: Path) -> None:
+    np.save(tmp_path / "halves.npy", np.full((1, 2, 2), 0.25))
+    with pytest.raises(af.WeightsError, match=r"^rows of the weights must sum to 1"):
+        af.Attention.load(tmp_path / "halves.npy")
+
+
+def test_the_row_of_a_removed_position_may_be_empty_under_a_mask() -> None:
+    weights = [[[0.0, 0.0, 0.0], [0.5, 0.5, 1e-9], [0.2, 0.3, 0.5]]]
+    graph = af.AttentionGraph(weights, causal=True, removed=[0])
+    assert graph.edges[0, 0].tolist() == [0.0, 0.0, 0.0]
+    expected = np.array([[0.0, 1.0, 0.0], [0.0, 0.1875, 0.8125]])
+    np.testing.assert_allclose(graph.edges[0, 1:], expected, atol=1e-15)
+
+
 # ---- groups -------------------------------------------------------------------------------------
 
 
@@ -185,10 +234,10 @@ def test_without_words_every_token_of_a_group_is_a_word_of_its_name() -> None:
 
 def test_flows_are_not_taken_for_causal_unless_it_is_said() -> None:
     edges = edges_of(attention("peaky", 5, 6, np.random.default_rng(2)))
-    every = flows_of_all_layers(edges)
-    assert np.abs(every - flows_of_all_layers(edges, causal=False)).max() == 0
-    top = flows_from(edges, np.arange(6))
-    assert np.abs(top - flows_from(edges, np.arange(6), causal=False)).max() == 0
+    every = find_all_flows(edges)
+    assert np.abs(every - find_all_flows(edges, causal=False)).max() == 0
+    top = find_flows(edges, np.arange(6))
+    assert np.abs(top - find_flows(edges, np.arange(6), causal=False)).max() == 0
     assert np.abs(every[-1] - top).max() < 1e-12
 
 
@@ -380,7 +429,7 @@ def test_available_memory_is_the_least_that_anything_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups = {Path(str(number)): size for number, size in enumerate(left)}
-    monkeypatch.setattr(memory, "read_numbers", lambda path: known)
+    monkeypatch.setattr(memory, "read_counters", lambda path: known)
     monkeypatch.setattr(memory, "list_control_groups", lambda: list(groups))
     monkeypatch.setattr(memory, "find_left", groups.__getitem__)
     assert memory.find_available_memory() == expected

@@ -1416,7 +1416,9 @@ def test_a_report_is_a_table_like_any_other(scored: Path, tmp_path: Path) -> Non
     assert "<table" in report._repr_html_()
     for ending in (".md", ".csv", ".tex", ".json"):
         assert report.save(tmp_path / f"report{ending}").stat().st_size > 200
-    assert len(json.loads((tmp_path / "report.json").read_text())) == 7
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert len(content["table"]) == 7
+    assert content["source"]["model"] == "verb-number"
 
 
 def test_the_bootstrap_interval_is_that_of_the_normal_law() -> None:
@@ -1585,9 +1587,9 @@ def test_a_machine_of_the_cluster_that_is_not_like_ours_is_refused(
 
 def test_what_the_writer_of_a_cluster_cannot_write_is_told(tmp_path: Path) -> None:
     packed = pack_shard(pa.table({"id": ["a"]}), make_error_table([]))
-    assert "cannot write" in str(on_ray.Writer(tmp_path / "gone", [0]).write(0, packed))
-    assert on_ray.Writer(tmp_path, [0]).write(0, packed).rows == 1  # type: ignore[union-attr]
-    assert on_ray.Writer(tmp_path, [0, 1]).count() == 1  # one that was started again
+    assert "cannot write" in str(on_ray.ShardWriter(tmp_path / "gone", [0]).write(0, packed))
+    assert on_ray.ShardWriter(tmp_path, [0]).write(0, packed).rows == 1  # type: ignore[union-attr]
+    assert on_ray.ShardWriter(tmp_path, [0, 1]).count() == 1  # one that was started again
 
 
 @given(st.lists(st.text(st.characters(), max_size=5), max_size=5))

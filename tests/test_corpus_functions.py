@@ -88,7 +88,7 @@ def test_an_actor_of_a_cluster_imports_them_too(
         batch_tokens=None,
         importable=True,
     )
-    write = on_ray.Writer(make_folder(tmp_path / "ray"), [0]).write
+    write = on_ray.ShardWriter(make_folder(tmp_path / "ray"), [0]).write
     writer = SimpleNamespace(write=SimpleNamespace(remote=write))
     facts = local.model["fingerprint"], local.versions
     try:

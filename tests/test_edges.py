@@ -165,7 +165,7 @@ def test_scaling_values_against_the_projection_changes_nothing() -> None:
 )
 @pytest.mark.parametrize("family", ["llama", "bert", "gemma2", "gpt2"])
 def test_the_parts_add_up_in_any_precision(family: str, dtype: Any, close: float) -> None:
-    model = build(family).eval()
+    model = deepcopy(build(family)).eval()
     for kind in ("norm", "contribution"):
         whole = af.attention_graph(model, given_to(family), edges=kind).edges
         rounded = af.attention_graph(deepcopy(model).to(dtype), given_to(family), edges=kind).edges

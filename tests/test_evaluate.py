@@ -159,7 +159,7 @@ def test_the_forms_of_a_report(tmp_path: Path) -> None:
     for ending in (".md", ".csv", ".tex", ".json"):
         assert report.save(tmp_path / f"x{ending}").stat().st_size > 100
     with pytest.raises(
-        af.FileError, match=r"the ending must be one of \.md, \.csv, \.tex, \.json; got \.xls"
+        af.FileError, match=r"the ending must be one of \.csv, \.json, \.md, \.tex; got \.xls"
     ):
         report.save(tmp_path / "x.xls")
     assert set(report.seconds) == {"blank_out", "input_gradient", "capture", "raw", "flow"}
@@ -209,7 +209,7 @@ def test_an_interruption_returns_what_is_done(monkeypatch: pytest.MonkeyPatch) -
             "unknown importance 'gradient'; choose from blank_out, input_gradient",
         ),
         ({"methods": []}, "at least one method is needed"),
-        ({"methods": ["raw", "raw"]}, "each method must have a name of its own; got 'raw' twice"),
+        ({"methods": ["raw", "raw"]}, "names of methods must be unique; got 'raw' twice"),
         ({"methods": {"raw": af.rollout}}, "a function with a name of its own"),
         ({"scorers": {"one": lambda text: [1.0]}}, "must give one number per token, 6 for"),
         (

@@ -243,7 +243,7 @@ def test_a_figure_is_drawn_into_the_axes_given(name: str) -> None:
     assert drawn.axes == (ax,)
     assert drawn.figure is ax.figure
     with pytest.raises(
-        af.OptionError, match="this drawing has 1 panel, one matplotlib Axes each; got 1: str"
+        af.OptionError, match="this drawing has 1 panel, one matplotlib Axes per panel; got 1: str"
     ):
         getattr(figures, name)(*inputs[name], ax="axes")
 
@@ -264,7 +264,8 @@ def test_figures_with_panels_take_as_many_axes() -> None:
     )
     assert len(figures.layer_curves(report(), axes=Figure().subplots()).axes) == 1
     with pytest.raises(
-        af.OptionError, match="this drawing has 3 panels, one matplotlib Axes each; got 2: Axes"
+        af.OptionError,
+        match="this drawing has 3 panels, one matplotlib Axes per panel; got 2: Axes",
     ):
         figures.compare_graphs(EXPLAINED, axes=Figure().subplots(1, 2))
 
@@ -786,7 +787,7 @@ def test_results_of_another_shape_than_their_tokens() -> None:
         (lambda: figures.compare_graphs(EXPLAINED, position=8), "position 8 was not computed"),
         (
             lambda: figures.compare_heatmaps([EXPLAINED], [1, 2]),
-            "position must be one number, or one for each of 1 explanations; got 2",
+            "position must be one number, or one per explanation, here 1; got 2",
         ),
         (
             lambda: figures.overlay(VISION, PICTURE, layer=4),
@@ -804,14 +805,14 @@ def test_results_of_another_shape_than_their_tokens() -> None:
             lambda: figures.layer_curves(report(), band="wide"),
             "unknown band 'wide'; choose from error, std",
         ),
-        (lambda: figures.pronoun(EXPLAINED, {"his": 1.5}, (1, 2)), "each from 0 to 1; got"),
+        (lambda: figures.pronoun(EXPLAINED, {"his": 1.5}, (1, 2)), "from 0 to 1; got"),
         (
             lambda: figures.pronoun(EXPLAINED, {"his": 1.0}, (1, 9)),
             r"references must be two positions from 0 to 4; got \(1, 9\)",
         ),
         (
             lambda: figures.pronoun([EXPLAINED], [], (1, 2)),
-            "words must be one for each of 1 explanations; got 0",
+            "words must be one dict per explanation, here 1; got 0",
         ),
         (lambda: figures.pronoun(EXPLAINED, {"his": 1.0}, ()), r"references must be two positions"),
         (

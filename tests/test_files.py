@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def test_a_new_file_follows_the_umask_which_is_never_touched(
     finally:
         umask(before)
     assert mode(tmp_path / "new.csv") == 0o640
+
+
+def test_no_file_of_another_writer_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "taken")
+    (tmp_path / ".attnflow-taken").write_text("theirs")
+    with pytest.raises(af.FileError, match=r"cannot write .*mine.csv: File exists"):
+        write_file(tmp_path / "mine.csv", lambda file: file.write(b"mine"))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["theirs"]
 
 
 def test_a_failure_leaves_nothing_beside_and_the_file_as_it_was(tmp_path: Path) -> None:

@@ -112,3 +112,8 @@ def test_edges_that_were_not_named_and_options_of_attention_are_refused(
     story = af.generate(build("gpt2"), [5, 6, 7], **OPTIONS)
     with pytest.raises(af.OptionError, match=message):
         story.rollout(**options)
+
+
+def test_value_zeroing_is_refused_while_generating() -> None:
+    with pytest.raises(af.OptionError, match="'value_zeroing' run each layer again"):
+        af.generate(build("gpt2"), [5, 6, 7], edges=["value_zeroing"], **OPTIONS)

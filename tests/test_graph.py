@@ -488,9 +488,12 @@ def test_bad_weights_get_one_clear_line(weights: Any, message: str) -> None:
 
 
 BAD_OPTIONS: list[tuple[Any, str]] = [
-    (lambda: af.Attention(WEIGHTS, tokens=["a"]), "tokens must name each of 5 positions; got 1"),
+    (
+        lambda: af.Attention(WEIGHTS, tokens=["a"]),
+        "tokens must be one name per position, here 5; got 1",
+    ),
     (lambda: af.Attention(WEIGHTS, tokens="abcde"), "got one string"),
-    (lambda: af.Attention(WEIGHTS, words=[0, 1]), "words must give"),
+    (lambda: af.Attention(WEIGHTS, words=[0, 1]), "words must be one number"),
     (
         lambda: af.Attention(WEIGHTS, words=[0, 1, 2, 3, 1.7]),  # type: ignore[list-item]
         "words must be whole numbers; got 1.7",
@@ -518,14 +521,14 @@ BAD_OPTIONS: list[tuple[Any, str]] = [
     (lambda: af.Attention(WEIGHTS, fused="mean"), "fused weights must have one head"),
     (lambda: af.Attention(WEIGHTS, no_token_share=np.zeros(3)), "no_token_share must have shape"),
     (lambda: af.AttentionGraph(WEIGHTS), "3 axes"),
-    (lambda: af.Attention(WEIGHTS, grid=(0, 3)), "grid must be .down, across., each at least 1"),
+    (lambda: af.Attention(WEIGHTS, grid=(0, 3)), "grid must be .down, across., both at least 1"),
     (lambda: af.Attention(WEIGHTS, grid=(2, 1.5)), "grid must be whole numbers; got 1.5"),  # type: ignore[arg-type]
     (lambda: af.Attention(WEIGHTS, source="mine"), "source must be a Source"),  # type: ignore[arg-type]
     (lambda: af.AttentionGraph(WEIGHTS[:, 0], source=3), "source must be a Source"),  # type: ignore[arg-type]
     (lambda: af.AttentionGraph(WEIGHTS[:, 0], edge_name=3), "edge_name must be a string"),  # type: ignore[arg-type]
     (
         lambda: af.AttentionGraph(WEIGHTS[:, 0], layer_names=("a",)),
-        "layer_names must name each of 3",
+        "layer_names must be one name per layer, here 3",
     ),
     (lambda: af.Attention(WEIGHTS).graph(residual=1.0), "residual must be a number from 0"),
     (lambda: af.Attention(WEIGHTS).graph(residual=-0.1), "residual must be"),

@@ -28,8 +28,8 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def wrong_flows(patch: pytest.MonkeyPatch) -> None:
-    right = flows.flows_from
-    patch.setattr(flows, "flows_from", lambda *given, **options: right(*given, **options) + 1e-6)
+    right = flows.find_flows
+    patch.setattr(flows, "find_flows", lambda *given, **options: right(*given, **options) + 1e-6)
 
 
 def unchecked_rows(patch: pytest.MonkeyPatch) -> None:

@@ -13,18 +13,18 @@ from attnflow.core.bounds import bound_from_below
 from attnflow.core.capacities import TINY, find_ways
 from attnflow.core.flows import (
     Problem,
+    bound_by_outer_cuts,
+    find_all_flows,
+    find_flows,
     find_waist,
-    flows_from,
-    flows_of_all_layers,
-    lower,
-    outer_cuts,
-    raise_,
+    lower_supplies,
+    raise_demands,
     settle,
 )
-from attnflow.core.kernels import unpack
+from attnflow.core.kernels import unpack_nodes
 from attnflow.core.layers import Layers
 from attnflow.core.masks import is_causal
-from attnflow.core.mincut import one_flow
+from attnflow.core.mincut import find_flow_and_cut
 from tests.oracles import (
     KINDS,
     Floats,
@@ -45,7 +45,7 @@ NOTHING = 2.0**-52  # of the largest row sum: what carries nothing
 
 def all_flows(edges: Floats) -> Floats:
     """[source, target] by the layer job."""
-    return flows_from(edges, np.arange(edges.shape[1]), causal=bool(is_causal(edges)))
+    return find_flows(edges, np.arange(edges.shape[1]), causal=bool(is_causal(edges)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,7 +70,7 @@ def test_flow_of_mixed_layers_equals_rational_oracle(
     source, target = (data.draw(st.integers(0, len(edges[0]) - 1)) for _ in range(2))
     expected = rational_flow(edges, source, target)
     assert abs(all_flows(edges)[source, target] - expected) < EXACT
-    assert abs(one_flow(edges, source, [target])[0] - expected) < EXACT
+    assert abs(find_flow_and_cut(edges, source, [target])[0] - expected) < EXACT
 
 
 @pytest.mark.parametrize(("name", "weights"), list(real_attention()))
@@ -157,7 +157,7 @@ def max_sum(edges: Floats) -> float:
 
 
 def certificate(edges: Floats, source: int, *targets: int) -> af.MaxFlow:
-    value, flow, cut = one_flow(edges, source, targets)
+    value, flow, cut = find_flow_and_cut(edges, source, targets)
     places = tuple((layer + 1, query, key) for layer, query, key in np.argwhere(cut).tolist())
     top = (len(edges), source)
     return af.MaxFlow(value, top, (0, targets), flow, places, float(edges[cut].sum()), ())
@@ -174,9 +174,9 @@ def test_any_capacities_and_groups_equal_rational_oracle(
     causal = bool(is_causal(edges))
     for given_groups, targets in [(None, [[m] for m in range(size)]), (groups, groups)]:
         expected = np.array([rational_flow(edges, source, *group) for group in targets])
-        layer = flows_from(edges, np.arange(size), groups=given_groups, causal=causal)
-        row = flows_from(edges, np.array([source]), groups=given_groups, causal=causal)
-        every = flows_of_all_layers(edges, groups=given_groups, causal=causal)
+        layer = find_flows(edges, np.arange(size), groups=given_groups, causal=causal)
+        row = find_flows(edges, np.array([source]), groups=given_groups, causal=causal)
+        every = find_all_flows(edges, groups=given_groups, causal=causal)
         for found in (layer[source], row[0], every[-1, source]):
             assert found.shape == expected.shape
             assert (np.abs(found - expected) <= exact).all()
@@ -192,8 +192,8 @@ def test_any_capacities_and_groups_equal_igraph(edges: Floats, data: st.DataObje
     groups = data.draw(any_groups(edges.shape[1]))
     causal = bool(is_causal(edges))
     peer = Igraph(edges, groups)
-    flows = flows_from(edges, np.arange(edges.shape[1]), groups=groups, causal=causal)
-    every = flows_of_all_layers(edges, groups=groups, causal=causal)
+    flows = find_flows(edges, np.arange(edges.shape[1]), groups=groups, causal=causal)
+    every = find_all_flows(edges, groups=groups, causal=causal)
     assert (np.abs(every[-1] - flows) <= SAME * max_sum(edges)).all()
     for source in range(edges.shape[1]):
         for group in range(len(groups)):
@@ -210,7 +210,7 @@ def test_groups_on_real_attention_equal_igraph(
     rng = np.random.default_rng(layers)
     edges = edges_of(weights[:layers]) * rng.uniform(0.5, 1.0, (layers, 64, 1)) * factor
     groups = [list(range(start, start + 4)) for start in range(0, 60, 4)]
-    flows = flows_from(edges, np.arange(64), groups=groups, causal=name == "smollm2")
+    flows = find_flows(edges, np.arange(64), groups=groups, causal=name == "smollm2")
     peer = Igraph(edges, groups)
     for source, group in np.random.default_rng(0).integers(0, (64, 15), (20, 2)):
         expected = peer.flow_to_group(source, group)
@@ -221,8 +221,8 @@ def test_flow_to_a_group_is_not_the_sum_of_flows() -> None:
     """Two targets that share one narrow edge: each gets all of it, both together no more."""
     edges = np.zeros((3, 3, 3))
     edges[2, 0, 0], edges[1, 0, 0], edges[0, 0] = 1.0, 0.2, (0.0, 0.5, 0.5)
-    single = flows_from(edges, np.array([0]))[0]
-    together = flows_from(edges, np.array([0]), groups=[[1, 2]])[0]
+    single = find_flows(edges, np.array([0]))[0]
+    together = find_flows(edges, np.array([0]), groups=[[1, 2]])[0]
     np.testing.assert_allclose(single, [0.0, 0.2, 0.2])
     np.testing.assert_allclose(together, [0.2])
 
@@ -240,10 +240,10 @@ def test_a_capacity_of_2_to_the_minus_52_carries_nothing_at_any_depth(
             edges[narrow, 0, 0] = times * NOTHING
             edges *= scale
             found = [
-                flows_from(edges, np.array([0]))[0, 0],
-                flows_from(edges, np.array([0]), groups=[[0]])[0, 0],
-                flows_of_all_layers(edges)[-1, 0, 0],
-                one_flow(edges, 0, [0])[0],
+                find_flows(edges, np.array([0]))[0, 0],
+                find_flows(edges, np.array([0]), groups=[[0]])[0, 0],
+                find_all_flows(edges)[-1, 0, 0],
+                find_flow_and_cut(edges, 0, [0])[0],
             ]
             expected = times * NOTHING * scale if carries else 0.0
             assert [value > 0 for value in found] == [carries] * 4
@@ -257,9 +257,9 @@ def test_a_small_bound_is_not_taken_for_a_flow(layers: int) -> None:
     edges[:, 0, 0] = edges[:, 1, 1] = 1.0
     edges[0, 0, 0] = 4 * NOTHING
     edges[1, 0, 0] = 0.0
-    assert flows_from(edges, np.array([0]))[0, 0] == 0.0
-    assert flows_of_all_layers(edges)[-1, 0, 0] == 0.0
-    assert one_flow(edges, 0, [0])[0] == 0.0
+    assert find_flows(edges, np.array([0]))[0, 0] == 0.0
+    assert find_all_flows(edges)[-1, 0, 0] == 0.0
+    assert find_flow_and_cut(edges, 0, [0])[0] == 0.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -268,12 +268,12 @@ def test_what_cannot_be_reached_has_no_flow_at_all(edges: Floats) -> None:
     carrying = edges > NOTHING * max_sum(edges)
     causal = bool(is_causal(edges))
     reached = np.eye(edges.shape[1], dtype=bool)
-    every = flows_of_all_layers(edges, causal=causal)
+    every = find_all_flows(edges, causal=causal)
     for layer, found in enumerate(every, start=1):
         reached = carrying[layer - 1] @ reached  # [source, target]: is there any path?
         assert ((found > 0) == reached).all()
         if max_sum(edges[:layer]) == max_sum(edges):
-            alone = flows_from(edges[:layer], np.arange(edges.shape[1]), causal=causal)
+            alone = find_flows(edges[:layer], np.arange(edges.shape[1]), causal=causal)
             assert ((alone > 0) == reached).all()
 
 
@@ -294,10 +294,10 @@ def test_one_layer_and_two_layers_have_closed_forms(weights: Floats, residual: f
 @given(any_attention(max_layers=6), st.sampled_from([0.0, 0.5]))
 def test_outer_cuts_and_bounds_from_the_layer_below_hold(weights: Floats, residual: float) -> None:
     edges = edges_of(weights, residual)
-    every = flows_of_all_layers(edges, causal=bool(is_causal(edges)))
+    every = find_all_flows(edges, causal=bool(is_causal(edges)))
     positions = np.arange(edges.shape[1])
     for layer in range(1, len(edges)):
-        cuts = outer_cuts(
+        cuts = bound_by_outer_cuts(
             edges[layer],
             np.ascontiguousarray(edges[0].T),
             positions,
@@ -316,7 +316,7 @@ def test_outer_cuts_and_bounds_from_the_layer_below_hold(weights: Floats, residu
 def test_a_target_that_every_source_saturates_stays_saturated(weights: Floats) -> None:
     edges = edges_of(weights)
     bound = np.minimum(1.0, edges[0].sum(axis=0))
-    every = flows_of_all_layers(edges)
+    every = find_all_flows(edges)
     closed = (every >= bound - 1e-10).all(axis=1)  # [layer, target]
     assert (closed[1:] >= closed[:-1]).all()
 
@@ -334,19 +334,24 @@ def test_flow_between_lowered_supply_and_raised_demand_is_a_lower_bound(
     cuts = np.full(flows.shape, np.inf)
     problem = Problem(edges[-1], np.ascontiguousarray(edges[0].T), inner, cuts, False)
     for place in range(1, len(inner) - 1):
-        waist = problem.waist(place)
-        through = settle(waist, np.full(flows.shape, np.nan), 1, None)
+        waist = problem.narrow(place)
+        through = np.full(flows.shape, np.nan)
+        settle(waist, through, 1, None)
         assert (through <= flows + SAME).all()
-    assert (lower(edges[-1], inner).sum(axis=1) <= 1 + SAME).all()
-    assert (raise_(problem.demands, inner).sum(axis=1) <= problem.demands.sum(axis=1) + SAME).all()
+    assert (lower_supplies(edges[-1], inner).sum(axis=1) <= 1 + SAME).all()
+    assert (
+        raise_demands(problem.demands, inner).sum(axis=1) <= problem.demands.sum(axis=1) + SAME
+    ).all()
 
 
 def test_the_waist_of_a_deep_graph_is_found_and_changes_no_value() -> None:
     edges = edges_of(dict(real_attention())["minilm"])
     inner, demands = Layers.of_edges(edges[1:-1]), np.ascontiguousarray(edges[0].T)
-    cuts = outer_cuts(edges[-1], demands, np.arange(64), False)
+    cuts = bound_by_outer_cuts(edges[-1], demands, np.arange(64), False)
     assert find_waist(Problem(edges[-1], demands, inner, cuts, False)) is not None
-    single = [one_flow(edges, source, [target])[0] for source in (0, 30) for target in range(64)]
+    single = [
+        find_flow_and_cut(edges, source, [target])[0] for source in (0, 30) for target in range(64)
+    ]
     assert np.abs(all_flows(edges)[[0, 30]].ravel() - single).max() < SAME
 
 
@@ -377,16 +382,16 @@ def test_a_value_is_the_same_alone_in_its_row_layer_and_all_layers(
 def test_jobs_agree_on_real_attention(name: str, weights: Floats) -> None:
     edges = edges_of(weights)
     causal = name == "smollm2"
-    every = flows_of_all_layers(edges, causal=causal)
+    every = find_all_flows(edges, causal=causal)
     for layer in (3, 5, 6, 9, 12):
         assert (
-            np.abs(every[layer - 1] - flows_from(edges[:layer], np.arange(64), causal=causal)).max()
+            np.abs(every[layer - 1] - find_flows(edges[:layer], np.arange(64), causal=causal)).max()
             < SAME
         )
         assert (
             np.abs(
                 every[layer - 1, [5, 50]]
-                - flows_from(edges[:layer], np.array([5, 50]), causal=causal)
+                - find_flows(edges[:layer], np.array([5, 50]), causal=causal)
             ).max()
             < SAME
         )
@@ -399,12 +404,12 @@ def test_bit_for_bit_the_same_for_any_number_of_workers(
 ) -> None:
     monkeypatch.setattr(flows, "BLOCK_NODES", 20_000)  # many blocks: threads do share the work
     edges = edges_of(weights[:7])
-    alone = flows_from(edges, np.arange(64), causal=name == "smollm2")
+    alone = find_flows(edges, np.arange(64), causal=name == "smollm2")
     assert (
-        flows_from(edges, np.arange(64), causal=name == "smollm2", workers=workers) == alone
+        find_flows(edges, np.arange(64), causal=name == "smollm2", workers=workers) == alone
     ).all()
-    every = flows_of_all_layers(edges, causal=name == "smollm2")
-    assert (flows_of_all_layers(edges, causal=name == "smollm2", workers=workers) == every).all()
+    every = find_all_flows(edges, causal=name == "smollm2")
+    assert (find_all_flows(edges, causal=name == "smollm2", workers=workers) == every).all()
 
 
 def test_bit_for_bit_the_same_for_any_memory_order() -> None:
@@ -434,16 +439,16 @@ def test_permuting_tokens_permutes_flows() -> None:
 def test_the_scratch_of_one_pair_does_not_leak_into_the_next() -> None:
     edges = edges_of(attention("peaky", 6, 25, np.random.default_rng(5)))
     together = all_flows(edges)
-    apart = np.concatenate([flows_from(edges, np.array([source])) for source in range(25)])
+    apart = np.concatenate([find_flows(edges, np.array([source])) for source in range(25)])
     assert np.abs(together - apart).max() < SAME
 
 
 def test_progress_is_told_and_ends_at_the_total() -> None:
     edges = edges_of(attention("peaky", 4, 20, np.random.default_rng(5)))
     told: list[tuple[int, int]] = []
-    flows_from(edges, np.arange(20), tick=lambda done, total: told.append((done, total)))
+    find_flows(edges, np.arange(20), tick=lambda done, total: told.append((done, total)))
     assert told[-1] == (400, 400)
-    flows_of_all_layers(edges, tick=lambda done, total: told.append((done, total)))
+    find_all_flows(edges, tick=lambda done, total: told.append((done, total)))
     assert told[-1] == (1600, 1600)
 
 
@@ -455,7 +460,7 @@ def test_the_bits_of_edges_are_those_that_can_carry_something(nodes: int, steps:
     edges *= rng.choice([1.0, 1e-17], edges.shape)
     ways = find_ways(Layers.of_edges(edges).held)
     assert ways.shape == (steps, nodes, (nodes + 63) // 64)
-    assert (unpack(ways, nodes) == (edges > TINY)).all()
+    assert (unpack_nodes(ways, nodes) == (edges > TINY)).all()
     for row, words in zip(edges.reshape(-1, nodes), ways.reshape(-1, ways.shape[2]), strict=True):
         assert sum(int(word) << 64 * place for place, word in enumerate(words)) == sum(
             1 << int(node) for node in np.flatnonzero(row > TINY)

@@ -653,7 +653,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: af.max_flow(GRAPH, source=4, target=(0, 6)), "source must be a pair"),  # type: ignore[arg-type]
     (lambda: af.max_flow(GRAPH, source=(4, [0, 1]), target=(0, 1)), "source must be one; got"),  # type: ignore[arg-type]
     (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [])), "must be at least one; got none"),
-    (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [1, 1])), "different ones; got 1 twice"),
+    (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [1, 1])), "distinct; got 1 twice"),
     (lambda: af.flow(GRAPH, groups="words"), "here are none: give Attention.words="),
     (lambda: af.raw(GRAPH, groups="sentences"), "unknown groups 'sentences'; choose 'words'"),
     (lambda: af.raw(GRAPH, groups=[]), "at least one group must be given; got none"),
@@ -662,7 +662,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: af.raw(GRAPH, groups=["ab"]), "groups must be lists of positions.*; got 'ab'"),  # type: ignore[list-item]
     (lambda: af.flow(GRAPH, groups=[[0], []]), "positions of group 1 must be at least one"),
     (lambda: af.flow(GRAPH, groups=[[0], [6]]), "group 1 must be from -6 to 5; got 6"),
-    (lambda: af.flow(GRAPH, groups=[[0], [1, 1]]), "group 1 must be different ones; got 1 twice"),
+    (lambda: af.flow(GRAPH, groups=[[0], [1, 1]]), "group 1 must be distinct; got 1 twice"),
     (
         lambda: af.rollout(GRAPH, groups=[[0, 1], [2, 1]]),
         "in one group only; got 1 in groups 0 and 1",
@@ -711,5 +711,7 @@ def test_bad_requests_get_one_clear_line(call: Any, message: str) -> None:
 
 
 def test_an_unknown_ending_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(af.FileError, match=r"must be one of .csv, .json, .npz; got .xlsx"):
+    with pytest.raises(
+        af.FileError, match=r"must be one of .csv, .json, .md, .tex, .npz; got .xlsx"
+    ):
         af.raw(GRAPH).save(tmp_path / "result.xlsx")

@@ -1,6 +1,7 @@
 """A method of the user's own is seen at every door, and so are importances, scores and graphs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,13 @@ def give_other_layers(
     return af.raw(graph, layers=[1], positions=positions)
 
 
+def give_too_few_tokens(
+    graph: Any, *, layers: Any, positions: Any, bottom: Any = 0, normalize: Any = None
+) -> Any:
+    result = af.raw(graph, layers=layers, positions=positions)
+    return replace(result, tokens=result.tokens[1:])
+
+
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
@@ -181,7 +189,7 @@ def give_other_layers(
         ({"mine": None}, "unknown method 'mine'"),
         ({"rollout": squared}, "must be a function with a name of its own; got 'rollout'"),
         ({"mine": 3}, "must be a function with a name of its own; got 'mine': int"),
-        ([squared, squared], "each method must have a name of its own; got 'squared' twice"),
+        ([squared, squared], "names of methods must be unique; got 'squared' twice"),
         ({"tokens": squared}, "must not be that of a column of results; got 'tokens'"),
         ({" ": squared}, "must be a string of visible text"),
         ({"a\nb": squared}, "must be a string of visible text"),
@@ -193,6 +201,10 @@ def give_other_layers(
         ),
         ({"mine": give_nothing}, "mine must return a TokenAttention"),
         ({"mine": give_other_layers}, "mine must give the layers that are asked for"),
+        (
+            {"mine": give_too_few_tokens},
+            "(6, 6, 6), and a token per key; got shape (6, 6, 6) and 5",
+        ),
     ],
 )
 def test_a_wrong_method_is_one_line(methods: Any, message: str) -> None:

@@ -299,7 +299,7 @@ def test_the_table_commands_write_both_forms_where_they_are_told(
         (["evaluate", "verb-number", "{folder}/missing.tsv"], "cannot read"),
         (
             ["evaluate", "verb-number", "{folder}/bad.tsv", "--out", "{folder}/x.xls"],
-            "the ending must be one of .md, .csv, .tex, .json",
+            "the ending must be one of .csv, .json, .md, .tex",
         ),
         (
             ["evaluate", "verb-number", "{folder}/bad.tsv", "--layers", "top"],

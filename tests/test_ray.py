@@ -291,7 +291,7 @@ def test_any_process_that_is_killed_costs_no_row(
     process = run(texts, out, cluster.environment, "--address", cluster.address)
     head, second = cluster.nodes
     for node, name in (
-        (head, "ray::Writer"),
+        (head, "ray::ShardWriter"),
         (head, "ray::ReadShards"),
         (head, "Explainer"),
         (second, "Explainer"),
@@ -312,7 +312,9 @@ def test_a_run_that_is_killed_goes_on_with_either_engine(
     out = tmp_path / "out"
     process = run(texts, out, environment)
     wait_for(lambda: shards_done(out) >= 3, "the first shards")
-    actors = [pid for name in ("Explainer", "ray::Writer") for pid in processes(process.pid, name)]
+    actors = [
+        pid for name in ("Explainer", "ray::ShardWriter") for pid in processes(process.pid, name)
+    ]
     kill(process.pid)
     process.communicate()
     wait_for(

@@ -859,7 +859,9 @@ def test_errors_of_attention() -> None:
         recordings.attention(sequence=3)
     with pytest.raises(CaptureError, match=r"sequence 2 is padding alone"):
         recordings.attention(sequence=2)
-    with pytest.raises(af.WeightsError, match=r"tokens must name each of 3 positions; got 2"):
+    with pytest.raises(
+        af.WeightsError, match=r"tokens must be one name per position, here 3; got 2"
+    ):
         recordings.attention(sequence=1, tokens=["a", "b"])
 
 

@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow.core.provenance import Source
-from attnflow.core.tables import (
+from attnflow.core.formatting import (
     VIEW_ROWS,
     Panel,
-    Table,
     escape_latex,
     format_html,
     format_latex,
     format_markdown,
     format_number,
 )
+from attnflow.core.provenance import Source
+from attnflow.core.tables import Table
 from attnflow.core.text import clean_text, show_token
-from attnflow.core.views import VIEW_SIDE, attention_html, format_heat_map
+from attnflow.core.views import VIEW_NAME, VIEW_SIDE, format_attention, format_heat_map
 from tests.oracles import attention
 
 HOSTILE = [
@@ -99,6 +99,56 @@ def test_pandas_and_csv_have_every_value_as_it_is(name: str, tmp_path: Path) -> 
         assert line[-1] == str(SOURCE)
         for read, value in zip(line, row, strict=False):
             assert read == str(value)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_saved_result_is_what_its_forms_say(name: str, tmp_path: Path) -> None:
+    result = RESULTS[name]
+    forms = {"csv": result.to_csv, "json": result.to_json}
+    forms |= {"md": result.to_markdown, "tex": result.to_latex}
+    for ending, form in forms.items():
+        saved = result.save(tmp_path / f"result.{ending}").read_bytes()
+        assert saved == form().encode(errors="backslashreplace")
+    content = json.loads(result.to_json())
+    field = "provenance" if name == "max_flow" else "source"
+    assert content[field] == SOURCE.to_dict()
+    with np.load(result.save(tmp_path / "result.npz")) as arrays:
+        assert Source.from_json(str(arrays[field])) == SOURCE
+        for shared in content.keys() & {"values", "tokens", "layers", "positions", "cut"}:
+            assert arrays[shared].tolist() == content[shared]
+    with pytest.raises(af.FileError, match=r"one of \.csv, \.json, \.md, \.tex, \.npz; got \.doc"):
+        result.save(tmp_path / "result.doc")
+
+
+def test_groups_are_saved_as_positions(tmp_path: Path) -> None:
+    groups = [[3, 0], [1, 2, 5]]
+    result = af.rollout(GRAPH, groups=groups, normalize=None)
+    assert json.loads(result.to_json())["groups"] == groups
+    with np.load(result.save(tmp_path / "groups.npz")) as arrays:
+        assert arrays["group_positions"].tolist() == [3, 0, 1, 2, 5]
+        assert arrays["group_lengths"].tolist() == [2, 3]
+        assert [arrays["normalize"].item(), arrays["bottom"].item()] == ["none", 0]
+    with np.load(af.raw(GRAPH).save(tmp_path / "raw.npz")) as arrays:
+        assert [arrays["normalize"].item(), arrays["bottom"].item()] == ["sum", -1]
+        assert "group_positions" not in arrays
+
+
+def test_a_table_without_arrays_is_saved_as_its_rows(tmp_path: Path) -> None:
+    saved = Small(source=SOURCE).save(tmp_path / "small.json").read_text()
+    first, second = json.loads(saved)["table"]
+    assert first == {"token": "a|b", "layer": 1, "value": 0.5}
+    assert second == {"token": "Ġkey", "layer": None, "value": None}
+    assert json.loads(saved)["source"] == SOURCE.to_dict()
+    with pytest.raises(af.FileError, match=r"the ending must be one of .*; got \.npz"):
+        Small().save(tmp_path / "small.npz")
+
+
+def test_a_table_must_have_rows() -> None:
+    class Bare(Table):
+        columns = ("token",)
+
+    with pytest.raises(TypeError, match=r"abstract method '?rows"):
+        Bare()  # type: ignore[abstract]
 
 
 def test_every_result_of_one_kind_has_the_same_columns() -> None:
@@ -263,7 +313,7 @@ class Document(html.parser.HTMLParser):
 
 VIEWS: dict[str, Callable[[], str]] = {
     **{name: result._repr_html_ for name, result in RESULTS.items()},
-    "attention": lambda: attention_html(af.Attention(WEIGHTS, tokens=HOSTILE)),
+    "attention": lambda: format_attention(af.Attention(WEIGHTS, tokens=HOSTILE)),
     "matrix": lambda: format_heat_map(WEIGHTS[0], HOSTILE, HOSTILE, caption=HOSTILE[0]),
     "caption": lambda: format_html(
         [Panel([HOSTILE[1]], [(1,)], caption=HOSTILE[0], note=HOSTILE[1])]
@@ -299,7 +349,7 @@ def test_a_notebook_shows_the_strongest_where_there_are_too_many() -> None:
     keys = list(map(int, document.cells[::3]))
     assert keys == sorted(key for key, _, _ in result.top(VIEW_ROWS, position=0))
     assert f"the {VIEW_ROWS} strongest of {3 * VIEW_ROWS} keys" in result._repr_html_()
-    view = attention_html(af.Attention(weights))
+    view = format_attention(af.Attention(weights))
     assert f"the first {VIEW_SIDE} of {3 * VIEW_ROWS} rows" in view
     assert view.count("<td") == VIEW_SIDE**2
 
@@ -342,7 +392,9 @@ def test_a_flow_is_saved_whole(tmp_path: Path) -> None:
         assert tuple(map(tuple, arrays["cut"].tolist())) == FLOW.cut
         assert arrays["target_positions"].tolist() == [1, 2]
         assert Source.from_json(arrays["provenance"].item()) == SOURCE
-    with pytest.raises(af.FileError, match=r"must be one of .csv, .json, .npz; got .txt"):
+    with pytest.raises(
+        af.FileError, match=r"must be one of .csv, .json, .md, .tex, .npz; got .txt"
+    ):
         FLOW.save(tmp_path / "flow.txt")
 
 
@@ -359,3 +411,26 @@ def test_files_say_where_they_came_from(name: str, tmp_path: Path) -> None:
     assert "source" not in json.loads(silent.save(tmp_path / "silent.json").read_text())
     with np.load(silent.save(tmp_path / "silent.npz")) as arrays:
         assert "source" not in arrays
+
+
+def test_a_cut_without_edges_is_saved_as_numbers_of_edges(tmp_path: Path) -> None:
+    nothing = af.max_flow(
+        af.Attention([np.tri(2) / np.array([[1], [2]])]), source=(1, 0), target=(0, 1)
+    )
+    assert (nothing.value, nothing.cut) == (0.0, ())
+    with np.load(nothing.save(tmp_path / "nothing.npz")) as arrays:
+        assert arrays["cut"].shape == (0, 3)
+        assert arrays["cut"].dtype == np.int64
+
+
+def test_a_heat_map_says_what_it_leaves_out_and_nothing_else() -> None:
+    whole = format_heat_map(np.ones((2, 3)), ["a", "b"], ["c", "d", "e"])
+    assert "the first" not in whole
+    assert "…" not in whole
+    fits, cut = "x" * VIEW_NAME, "y" * (VIEW_NAME + 1)
+    names = [str(number) for number in range(VIEW_SIDE + 1)]
+    shown = format_heat_map(np.ones((2, VIEW_SIDE + 1)), [fits, cut], names)
+    assert f"the first {VIEW_SIDE} of {VIEW_SIDE + 1} columns" in shown
+    assert "rows" not in shown
+    assert f">{fits}<" in shown
+    assert f">{cut[:-2]}…<" in shown

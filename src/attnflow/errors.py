@@ -14,8 +14,10 @@ def printable(text: object, keep: str = "") -> str:
     '\\x1b[31mred'
     """
     return "".join(
-        each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
-        for each in str(text)
+        character
+        if character.isprintable() or character in keep
+        else character.encode("unicode_escape").decode()
+        for character in str(text)
     )
 
 

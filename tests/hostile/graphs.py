@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import attnflow as af
-from attnflow.core.flows import flows_from, flows_of_all_layers
+from attnflow.core.flows import find_all_flows, find_flows
 from attnflow.core.masks import is_causal
-from attnflow.core.mincut import one_flow
+from attnflow.core.mincut import find_flow_and_cut
 from tests.hostile.tries import Result, complain, run_tries
 from tests.oracles import KINDS, Floats, Igraph, attention
 from tests.test_maxflow import check_flow
@@ -144,21 +144,21 @@ def check_capacities(draw: random.Random, rng: np.random.Generator, weights: Flo
     depth, size, _ = edges.shape
     largest = float(edges.max())
     causal = bool(is_causal(edges)) and draw.random() < 0.8
-    every = flows_of_all_layers(edges, causal=causal)
-    whole = flows_from(edges, np.arange(size), causal=causal, workers=draw.choice([1, 2]))
+    every = find_all_flows(edges, causal=causal)
+    whole = find_flows(edges, np.arange(size), causal=causal, workers=draw.choice([1, 2]))
     layer = draw.randint(1, depth)
     peer, lower_peer = Igraph(edges), Igraph(edges[:layer])
     for _ in range(PAIRS):
         source, target = draw.randrange(size), draw.randrange(size)
         group: Any = (target,)
-        value, flow, cut = one_flow(edges, source, group)
+        value, flow, cut = find_flow_and_cut(edges, source, group)
         values = {
-            "flows_from (row)": flows_from(edges, np.array([source]), causal=causal)[0, target],
-            "flows_from (layer)": whole[source, target],
-            "flows_of_all_layers": every[-1, source, target],
-            "one_flow": value,
+            "find_flows (row)": find_flows(edges, np.array([source]), causal=causal)[0, target],
+            "find_flows (layer)": whole[source, target],
+            "find_all_flows": every[-1, source, target],
+            "find_flow_and_cut": value,
         }
-        lower = {f"layer {layer} of flows_of_all_layers": every[layer - 1, source, target]}
+        lower = {f"layer {layer} of find_all_flows": every[layer - 1, source, target]}
         wrong = compare(values, peer.flow(source, target), largest, source, target)
         wrong = wrong or compare(lower, lower_peer.flow(source, target), largest, source, target)
         if wrong:

@@ -69,7 +69,7 @@ def blank_out(
     position
         As in `Model.predict`.
     groups
-        "words", or lists of positions: each group is blanked out as a whole.
+        "words", or lists of positions: a group is blanked out as a whole.
     signed
         Keep the sign: positive where the token speaks for the target, so that its probability
         falls without it, negative where it speaks against it. Otherwise the absolute change.
@@ -110,7 +110,8 @@ def measure_blank_out(
 ) -> list[Importance]:
     """Blank-out of inputs whose target and probability, as they stand, are known.
 
-    at: where each prediction is read. before: the class that is watched, and its probability.
+    at: the positions at which predictions are read. before: the class that is watched, and its
+    probability.
     """
     units = [list_units(value, groups) for value in encoded]
     variants = [
@@ -174,7 +175,7 @@ def find_replacement(model: Model, replacement: int | str | None) -> int | None:
 
 
 def list_units(encoded: Encoded, groups: Groups | None) -> tuple[Group, ...]:
-    """What is blanked out together: each token by itself, or groups of positions."""
+    """The positions that are blanked out together: single tokens, or groups."""
     if groups is None:
         return tuple(Group(name, (place,)) for place, name in enumerate(encoded.tokens))
     return read_groups(groups, len(encoded.tokens), tokens=encoded.tokens, words=encoded.words)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from attnflow.analysis.saving import ReportTable
 from attnflow.analysis.statistics import bootstrap, correct_family, find_p_value, kendall, spearman
 from attnflow.analysis.yardsticks import BASELINES
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers
+from attnflow.core.formatting import Panel
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel
+from attnflow.core.tables import Table
 from attnflow.errors import OptionError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True, eq=False)
-class Differences(ReportTable):
+class Differences(Table):
     """Paired differences between methods; all of them are one family of comparisons.
 
     Parameters
@@ -209,7 +209,7 @@ def read_way(report: "Report", replacement: str | None) -> str | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Agreement(ReportTable):
+class Agreement(Table):
     """How alike two replacements judge: by metric and pair of replacements.
 
     `methods` is Kendall's tau-b between the means of all rows (methods and layers) under one and

@@ -166,6 +166,7 @@ def evaluate(
         wanted=layers,
         query=check_query(query),
         make_graph=read_graph_maker(graph, residual, without),
+        heads="mean" if graph is None else None,  # a function of the user's may fuse them
         edges=read_edges(edges),
         residual=residual,
         workers=workers,
@@ -234,6 +235,7 @@ class Evaluation:
     wanted: Iterable[int] | int | None  # layers
     query: str | int
     make_graph: GraphMaker
+    heads: str | None
     edges: dict[str, EdgeWeight]
     residual: float | None
     workers: int
@@ -297,6 +299,7 @@ class Evaluation:
                     encoded,
                     targets=targets,
                     position=position,
+                    heads=self.heads,
                     edges=self.edges,
                     residual=self.residual,
                 )

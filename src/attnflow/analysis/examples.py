@@ -17,7 +17,7 @@ def split_example(example: Any) -> tuple[Any, Any]:
 
 
 def check_example(model: Model, place: str, text: Any, label: Any) -> Encoded:
-    """An example as the model takes it, or an error that says where it stands."""
+    """An example as the model takes it, or an error that names its place."""
     try:
         encoded = model.encode(text)
         model.focal(encoded)

@@ -45,7 +45,7 @@ def explain(
     model: Any = None,
     methods: Choices | None = None,
     edges: Any = None,
-    importance: Choices = tuple(IMPORTANCES),
+    importance: Choices | None = None,
     position: int | None = None,
     target: int | str | None = None,
     heads: str | None = "mean",
@@ -75,7 +75,8 @@ def explain(
         attention are called after both: "contribution rollout". Attention if None; and where
         methods is None as well, first what serves best, contribution rollout (docs/edges.md).
     importance
-        Names of importances, or {name: function}, called as f(model, inputs, target); () for none.
+        Names of importances, or {name: function}, called as f(model, inputs, target); () for none,
+        all of attnflow's if None.
         It is left out where a model has none: for images, encoder-decoders and models that predict
         nothing.
     position
@@ -102,10 +103,12 @@ def explain(
     >>> explanation.prediction[0], explanation.flow.at(position=0).shape
     ('singular', (6,))
     """
-    plan, importances = plan_methods(methods, edges), read_importances(importance)
+    plan = plan_methods(methods, edges)
+    importances = read_importances(tuple(IMPORTANCES) if importance is None else importance)
     weights = read_edges("attention" if edges is None else edges)
     if isinstance(value, Attention | AttentionGraph):
         refused = {"model": model, "target": target, "truncation": truncation or None}
+        refused |= {"importance": importance or None}
         refused |= {"edges": None if list(weights) == ["attention"] else edges}
         for option, given in refused.items():
             if given is not None:
@@ -132,7 +135,8 @@ def explain(
             f" predicts; got {target!r}: leave it out"
         )
     aim = None if target is None else model.target(target)
-    options: dict[str, Any] = {"position": position, "heads": heads, "residual": residual}
+    kept = heads if graph is None else None  # a function of the user's may fuse them as it likes
+    options: dict[str, Any] = {"position": position, "heads": kept, "residual": residual}
     options["targets"] = [aim]
     notes: tuple[str, ...] = ()
     # graphs made in another way, and receptive fields, are of attention

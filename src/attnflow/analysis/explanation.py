@@ -1,4 +1,4 @@
-"""`Explanation`: one input, what a model makes of it, and what it looked at."""
+"""`Explanation`: one input, the prediction for it, and the token attention behind it."""
 
 import os
 import warnings
@@ -8,24 +8,23 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from attnflow.analysis.importance import Importance
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Method, accepts, run_method
-from attnflow.core.files import PICTURES, Writer, check_ending, dump_json, write_by_ending
+from attnflow.core.files import PICTURES, Writer, check_ending
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
-from attnflow.core.tables import Table
+from attnflow.core.tables import ArrayTable
 from attnflow.errors import OptionError
 from attnflow.notices import collect_notices
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(Table):
-    """One input, what the model makes of it, and what it looked at.
+class Explanation(ArrayTable):
+    """One input, the prediction for it, and the token attention behind it.
 
     Parameters
     ----------
@@ -140,14 +139,14 @@ class Explanation(Table):
     def scores(
         self, layer: int | None = None, *, by_word: bool = False
     ) -> dict[str, tuple[tuple[str, ...], Floats]]:
-        """(tokens, one number per token) of each method in a layer, and of each importance.
+        """{name: (tokens, one number per token)} of methods in a layer, and of importances.
 
         Parameters
         ----------
         layer
             The top one if None.
         by_word
-            Subwords summed to words; of flow, the maximum flow to each whole word.
+            Subwords summed to words; for flow, the maximum flow to a whole word.
         """
         scores: dict[str, tuple[tuple[str, ...], Floats]] = {}
         for name in self.results:
@@ -209,19 +208,16 @@ class Explanation(Table):
         Parameters
         ----------
         path
-            The file; its ending says which: .html; .png, .svg, .pdf; .csv, .json, .npz.
+            The file; its ending says which: .html; .png, .svg, .pdf; .csv, .json, .npz, .md, .tex.
         """
-        writers: dict[str, Writer] = {
-            ".html": self._write_page,
-            ".csv": self._write_csv,
-            ".json": self._write_json,
-            ".npz": self._write_npz,
-        }
-        if check_ending(path, [*writers, *PICTURES]) in writers:
-            return write_by_ending(path, writers)
+        if check_ending(path, [*self._writers(), *PICTURES]) not in PICTURES:
+            return super().save(path)
         from attnflow.show import figures
 
         return figures.compare_heatmaps(self).save(path)
+
+    def _writers(self) -> dict[str, Writer]:
+        return {".html": self._write_page, **super()._writers()}
 
     def _write_page(self, file: IO[bytes]) -> None:
         from attnflow.show.page import explanation_page
@@ -233,7 +229,7 @@ class Explanation(Table):
 
         return framed(explanation_page(self))
 
-    def _write_json(self, file: IO[bytes]) -> None:
+    def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "text": None if not self.texts else self.text,
             "model": self.model,
@@ -243,7 +239,6 @@ class Explanation(Table):
             "special": self.special,
             "position": self.position,
             "notes": self.notes,
-            "source": self.source.to_dict(),
         }
         for name, result in self.results.items():
             rows = {layer: result.at(self.position, layer).tolist() for layer in result.layers}
@@ -253,22 +248,20 @@ class Explanation(Table):
                 "target": importance.target,
                 "probability": importance.probability,
                 "signed": importance.signed,
-                "values": importance.values.tolist(),
+                "values": importance.values,
             }
-        file.write(dump_json(content).encode())
+        return content
 
-    def _write_npz(self, file: IO[bytes]) -> None:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "tokens": np.array(self.tokens),
-            "special": np.array(self.special),
-            "position": np.array(self.position),
+    def _arrays(self) -> dict[str, Any]:
+        arrays: dict[str, Any] = {
+            "tokens": self.tokens,
+            "special": self.special,
+            "position": self.position,
             "layers": np.arange(1, self.graph.depth + 1),
-            "source": np.array(self.source.to_json()),
         }
         for name, result in self.results.items():  # [layer, token]
             arrays[name] = np.stack([result.at(self.position, layer) for layer in result.layers])
-        arrays |= {name: importance.values for name, importance in self.importance.items()}
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        return arrays | {name: importance.values for name, importance in self.importance.items()}
 
     def __repr__(self) -> str:
         predicted = (

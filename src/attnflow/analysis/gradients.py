@@ -1,4 +1,4 @@
-"""`input_gradient`: how steeply a prediction changes with the embedding of each token."""
+"""`input_gradient`: how steeply a prediction changes with the embeddings of tokens."""
 
 import threading
 import warnings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # a sum of numbers this small beside their length is zero but for rounding: of random signs it would
 # be about 1
-ROUNDING = 1e-4
+GRADIENT_ROUNDING = 1e-4
 # from gradient and state [sequence, position, width] to [sequence, position]
 REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda gradient, state: gradient.sum(dim=-1).abs(),
@@ -64,7 +64,7 @@ def input_gradient(
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> Importance | list[Importance]:
-    """How steeply the target's probability changes with each token's embedding.
+    """How steeply the target's probability changes with the tokens' embeddings.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def warn_of_rounding(model: Model, sums: Floats, gradient: "torch.Tensor", dtype
 
     coarse = torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
     lengths = REDUCTIONS["norm"](gradient, None).cpu().numpy()
-    if (np.abs(sums) <= ROUNDING * max(1.0, coarse / 100) * lengths).all():
+    if (np.abs(sums) <= GRADIENT_ROUNDING * max(1.0, coarse / 100) * lengths).all():
         warnings.warn(
             f"the gradient of {model.name} sums to zero over the embedding axis, because a layer"
             " norm reads the embedding: what reduce='sum' gives is rounding error;"

@@ -1,4 +1,4 @@
-"""How much a prediction depends on each token, by name: blank-out and input gradients.
+"""Importances by name, how much a prediction depends on tokens: blank-out, input gradients.
 
 Both ask the model itself, and are the yardsticks of the paper: token attention is good if it ranks
 tokens as these do.

@@ -1,20 +1,17 @@
 """`PromptAttention`: token attention over the prompt, for every generated token and layer."""
 
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
-from attnflow.core.files import dump_json, write_by_ending
 from attnflow.core.provenance import Source
 from attnflow.core.results import measure_spread
-from attnflow.core.tables import Table
+from attnflow.core.tables import ArrayTable
 from attnflow.core.text import COMMON_WORDS, is_common
 from attnflow.core.views import format_heat_map
 from attnflow.errors import OptionError, ShareWarning
@@ -24,7 +21,7 @@ LITTLE = 0.01  # a kept share below this is warned of
 
 
 @dataclass(frozen=True, eq=False)
-class PromptAttention(Table):
+class PromptAttention(ArrayTable):
     """M: how much each prompt token reached each generated one, in each layer.
 
     Parameters
@@ -135,36 +132,16 @@ class PromptAttention(Table):
                 for layer, value in zip(self.layers, self.values[i, j].tolist(), strict=True):
                     yield self.method, layer, i, new, j, old, value
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .csv (one line per value), .json or .npz.
-
-        Parameters
-        ----------
-        path
-            The file; its ending says which.
-        """
+    def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "method": self.method,
+            "edges": self.edges,
             "prompt": self.prompt,
             "generated": self.generated,
             "layers": self.layers,
+            "values": self.values,
         }
-        if self.kept is not None:
-            content["kept"] = self.kept.tolist()
-        arrays: dict[str, Any] = {name: np.array(value) for name, value in content.items()}
-        if self.source is not None:
-            content["source"] = self.source.to_dict()
-            arrays["source"] = np.array(self.source.to_json())
-        return write_by_ending(
-            path,
-            {
-                ".csv": self._write_csv,
-                ".json": lambda file: file.write(
-                    dump_json({**content, "values": self.values.tolist()}).encode()
-                ),
-                ".npz": lambda file: np.savez_compressed(file, values=self.values, **arrays),
-            },
-        )
+        return content if self.kept is None else content | {"kept": self.kept}
 
     def _repr_html_(self) -> str:
         caption = f"{self.method}, layer {self.layers[-1]}: what each generated token looked at"

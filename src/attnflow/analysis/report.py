@@ -17,22 +17,22 @@ from attnflow.analysis.comparing import (
 from attnflow.analysis.metrics import prefers_lower
 from attnflow.analysis.rationales import PLAUSIBILITY, measure_plausibility
 from attnflow.analysis.sanity import Sanity
-from attnflow.analysis.saving import ReportTable
 from attnflow.analysis.scored import ScoredExample
 from attnflow.analysis.statistics import STATISTIC_NAMES, STATISTICS, summarise
 from attnflow.analysis.yardsticks import BASELINES
 from attnflow.core.arrays import Floats
-from attnflow.core.files import dump_json
+from attnflow.core.formatting import Panel
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel
+from attnflow.core.tables import Table
 from attnflow.errors import OptionError
 
-Row = tuple[Any, ...]  # as `Report.columns`, and the replacement where there is faithfulness
+# as `Report.columns`, and the replacement where there is faithfulness
+ReportRow = tuple[Any, ...]
 Yardstick = tuple[str, str | None]  # an importance or a metric, and the replacement it is under
 
 
 @dataclass(frozen=True, eq=False)
-class Report(ReportTable):
+class Report(Table):
     """How methods do by each yardstick, example by example.
 
     A yardstick is the rank correlation with an importance, a metric of faithfulness, or agreement
@@ -49,7 +49,7 @@ class Report(ReportTable):
     layers
         The layers of the methods.
     examples
-        The scores of each example.
+        The scores per example.
     special_tokens
         Whether CLS, SEP and the like take part.
     query
@@ -108,7 +108,7 @@ class Report(ReportTable):
 
     @cached_property
     def correlations(self) -> dict[tuple[str, str], Floats]:
-        """[layer, example] for each (against, method); NaN where a correlation is undefined."""
+        """{(against, method): [layer, example]}; NaN where a correlation is undefined."""
         correlations = {}
         for name in self.against:
             for method in self.methods:
@@ -202,7 +202,7 @@ class Report(ReportTable):
         """
         return replace(self, special_tokens=special_tokens)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ReportRow]:
         """(against, method, layer, mean, standard deviation, examples, how many are undefined).
 
         The layer of a scorer, of a random order and of the best one found is None. With
@@ -309,7 +309,7 @@ class Report(ReportTable):
 
     def _compare(self, yardsticks: Sequence[Yardstick], caption: str) -> Panel:
         """Methods and layers down, yardsticks across: mean ± standard deviation."""
-        cells: dict[tuple[str, int | None], dict[str, Row]] = {}
+        cells: dict[tuple[str, int | None], dict[str, ReportRow]] = {}
         for row in self.rows():
             if (row[0], row[7] if self.faithfulness else None) in yardsticks:
                 cells.setdefault((row[1], row[2]), {})[row[0]] = row
@@ -346,7 +346,7 @@ class Report(ReportTable):
             yield [method, *means, "–".join(map(str, ends))]
 
     def what(self) -> str:
-        """What was counted, in words."""
+        """What the correlations are over, in words."""
         special = sorted(
             {
                 token
@@ -364,9 +364,9 @@ class Report(ReportTable):
             f"{counted}; {', '.join(special) or 'special tokens'} {kept}; query {self.query}{zero}"
         )
 
-    def to_json(self) -> str:
-        """Everything, the scores of each token of each example too."""
-        content = {
+    def _content(self) -> dict[str, Any]:
+        """Everything, the scores of every token of every example too."""
+        return {
             "model": self.model,
             "special_tokens": self.special_tokens,
             "query": self.query,
@@ -376,8 +376,7 @@ class Report(ReportTable):
             "undefined": self.undefined,
             "target_of": self.target_of,
             "seconds": self.seconds,
-            "source": None if self.source is None else self.source.to_dict(),
-            "table": [dict(zip(self._columns, row, strict=True)) for row in self.rows()],
+            **super()._content(),
             "sanity": None if self.sanity is None else self.sanity.list_rows(),
             "examples": [
                 example.describe(
@@ -389,7 +388,6 @@ class Report(ReportTable):
                 for place, example in enumerate(self.examples)
             ],
         }
-        return dump_json(content)
 
     def __repr__(self) -> str:
         yardsticks = dict.fromkeys(name for name, _ in self.yardsticks)

@@ -17,7 +17,8 @@ from attnflow.analysis.pipeline import read_inputs
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers
-from attnflow.core.tables import Panel, Table
+from attnflow.core.formatting import Panel
+from attnflow.core.tables import Table
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.inputs import Encoded

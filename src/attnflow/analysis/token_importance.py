@@ -1,25 +1,23 @@
 """`Importance`: one number per token, how much a prediction depends on it."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.formatting import Panel, format_number
 from attnflow.core.groups import Group, sum_groups, word_groups
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel, Table, format_number
+from attnflow.core.tables import ArrayTable
 from attnflow.errors import OptionError
 
 
 @dataclass(frozen=True, eq=False)
-class Importance(Table):
+class Importance(ArrayTable):
     """One number per token: how much the target's probability depends on it.
 
     Parameters
@@ -34,9 +32,9 @@ class Importance(Table):
     target
         The name of the class (for language models: the token) whose probability was watched.
     probability
-        The target's probability on the input as it stands.
+        The target's probability on the unchanged input.
     words
-        The word that each token belongs to, by number; None where this is not known.
+        The number of the word per token; None if unknown.
     signed
         Whether the values have a sign.
     groups
@@ -67,14 +65,14 @@ class Importance(Table):
         Parameters
         ----------
         k
-            At most so many.
+            The maximum number of tokens.
         """
         check_count("k", k)
         order = np.argsort(-np.abs(self.values), kind="stable")[:k]
         return [(int(at), self.tokens[at], float(self.values[at])) for at in order]
 
     def by_word(self) -> "Importance":
-        """The same with the tokens of each word summed; a token without a word stands alone.
+        """A copy with the tokens of a word summed; a token without a word stands alone.
 
         Blank-out refuses: a word is blanked out as a whole by `blank_out(..., groups="words")`.
         """
@@ -89,7 +87,7 @@ class Importance(Table):
         return replace(self, values=values, tokens=names, words=None, groups=groups)
 
     def rows(self) -> Iterator[tuple[str, str, int, str, float]]:
-        """(method, target, key, token, value) of each token."""
+        """One (method, target, key, token, value) per token."""
         for key, (token, value) in enumerate(zip(self.tokens, self.values.tolist(), strict=True)):
             yield self.method, self.target, key, token, value
 
@@ -102,48 +100,18 @@ class Importance(Table):
             bar="value",
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write all values, and where they came from; the ending of the name says how.
-
-        Parameters
-        ----------
-        path
-            A file that ends in .csv (one line per token), .json or .npz.
-        """
-        return write_by_ending(
-            path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
-        )
-
-    def _write_json(self, file: IO[bytes]) -> None:
+    def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "method": self.method,
             "target": self.target,
             "probability": self.probability,
             "signed": self.signed,
             "tokens": self.tokens,
-            "values": self.values.tolist(),
+            "values": self.values,
         }
         if self.groups is not None:
             content["groups"] = [group.positions for group in self.groups]
-        if self.source is not None:
-            content["source"] = self.source.to_dict()
-        file.write(dump_json(content).encode())
-
-    def _write_npz(self, file: IO[bytes]) -> None:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "values": self.values,
-            "tokens": np.array(self.tokens),
-            "method": np.array(self.method),
-            "target": np.array(self.target),
-            "probability": np.array(self.probability),
-            "signed": np.array(self.signed),
-        }
-        if self.groups is not None:  # each group's positions, one after another, and their number
-            arrays["group_positions"] = np.concatenate([group.positions for group in self.groups])
-            arrays["group_lengths"] = np.array([len(group.positions) for group in self.groups])
-        if self.source is not None:
-            arrays["source"] = np.array(self.source.to_json())
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        return content
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy:

@@ -87,7 +87,7 @@ class Variant:
 def watch(
     model: Model, variants: Sequence[Variant], batch_tokens: int | None
 ) -> list[tuple[int, float]]:
-    """The class that is watched in each variant, and its probability."""
+    """The class that is watched per variant, and its probability."""
 
     def read(logits: "torch.Tensor", chosen: Sequence[Variant]) -> list[tuple[int, float]]:
         probabilities = model.probabilities(logits)

@@ -111,7 +111,7 @@ def capture(
 
 def capture_batch(model: Model, inputs: Sequence[Encoded], heads: str | None) -> list[Attention]:
     """The attention of each input of a batch."""
-    return run_batch(model, inputs, heads).attentions
+    return run_batch(model, inputs, heads, logits=False).attentions
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,22 @@ class ForwardPass:
 
 
 def run_batch(
-    model: Model, inputs: Sequence[Encoded], heads: str | None, finish: Finish | None = None
+    model: Model,
+    inputs: Sequence[Encoded],
+    heads: str | None,
+    finish: Finish | None = None,
+    *,
+    logits: bool = True,
 ) -> ForwardPass:
     """Run the model once on a batch, and cut each input's attention out of the recorded calls.
 
-    finish: told of each layer, with what it mixed, as `follow_layers` does.
+    finish: told of each layer, with what it mixed, as `follow_layers` does. logits: whether the
+    model's scores are wanted at every position.
     """
     import torch
 
     check_mixers(model)
-    arguments = read_arguments(model, inputs)
+    arguments = read_arguments(model, inputs, logits=logits)
     with evaluating(model.model), torch.no_grad(), running(model):
         if finish is not None:
             with follow_layers(model, finish, heads) as calls:
@@ -173,11 +179,19 @@ def run_batch(
     )
 
 
-def read_arguments(model: Model, inputs: Sequence[Encoded]) -> dict[str, Any]:
-    """What the model is called with; nothing follows, so that it needs no cache."""
+def read_arguments(
+    model: Model, inputs: Sequence[Encoded], *, logits: bool = True
+) -> dict[str, Any]:
+    """What the model is called with; nothing follows, so that it needs no cache.
+
+    logits: whether its scores are wanted at every position; else a language model gives the last.
+    """
     arguments: dict[str, Any] = dict(model.batch(inputs))
-    if "use_cache" in signature(model.model.forward).parameters:
+    known = signature(model.model.forward).parameters
+    if "use_cache" in known:
         arguments["use_cache"] = False
+    if "logits_to_keep" in known and not logits:
+        arguments["logits_to_keep"] = 1
     return arguments
 
 

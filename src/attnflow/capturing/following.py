@@ -9,6 +9,7 @@ listening.py does, so that one pass serves attention and edges.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 from attnflow.errors import CaptureError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.families import WINDOW, name_part
-from attnflow.models.listening import Attend, Call, Layers, intercepting
+from attnflow.models.listening import Attend, Call, LayerBuffer, intercepting
 from attnflow.models.model import Model
 from attnflow.models.probing import make_probe_inputs
 from attnflow.models.weighing import compute_weights, fuse
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 WIRINGS: "WeakKeyDictionary[Any, list[Wiring]]" = WeakKeyDictionary()
+follows: ContextVar[bool] = ContextVar("follows", default=True)
 
 
 @dataclass(eq=False)
@@ -75,10 +77,12 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
     pending: list[Pending] = []
     done = [0]
     calls: list[Call] = []
-    layers = Layers(model.depth or 1)
+    layers = LayerBuffer(model.depth or 1)
 
     def see(tap: Tap, value: Any) -> None:
-        if threading.get_ident() != thread or (state := first_state(value)) is None:
+        if threading.get_ident() != thread or not follows.get():
+            return
+        if (state := first_state(value)) is None:
             return
         latest[tap] = state.detach()
         if pending:
@@ -138,6 +142,16 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
             f"{done[0] % len(wirings)} of {len(wirings)} attention layers were followed to their"
             " end"
         )
+
+
+@contextmanager
+def unfollowed() -> Iterator[None]:
+    """While this lasts, parts of a model may run that are no part of the run that is followed."""
+    token = follows.set(False)
+    try:
+        yield
+    finally:
+        follows.reset(token)
 
 
 def list_taps(wiring: Wiring) -> list[Tap]:

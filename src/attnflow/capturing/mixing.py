@@ -7,6 +7,7 @@ the branch that was observed; and the residual plus the branch is the stream tha
 family that nobody has looked at gives an error here, never a number.
 """
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,12 @@ class LayerMix:
         [query]: the key that is the query itself.
     gradient
         [head, query, key]: of the target by each weight; None if it was not asked for.
+    output
+        [query, model width]: what the whole block gave, MLP and norms included; None if `rerun`
+        was not asked for.
+    rerun
+        `rerun(keys)` gives [key, query, model width]: what the block gives with the value of each
+        of these keys set to zero; None if it was not asked for.
     """
 
     name: str
@@ -69,6 +76,8 @@ class LayerMix:
     stream: "torch.Tensor"
     own: "torch.Tensor"
     gradient: "torch.Tensor | None" = None
+    output: "torch.Tensor | None" = None
+    rerun: "Callable[[Sequence[int]], torch.Tensor] | None" = None
 
     @property
     def visible(self) -> "torch.Tensor":
@@ -228,16 +237,15 @@ def make_mix(
     mixed = (attention @ values).transpose(0, 1).reshape(len(branch), -1) @ joined
     check_parts(mixed, branch - bias, branch, f"the branch of {wiring.attention}", dtype)
     projection = joined.reshape(heads, width, -1)
-    vectors = values @ projection  # [head, key, model width]
+    turned = projection * wiring.factor  # norms are linear: they may as well turn the projection
     residual = cut(layer.residual)
     weights, stream = attention, state(wiring.stream)
     added = branch
     for name in wiring.passed:
         gain = reader.gain(name, branch.shape[-1], branch.device)
         entered, added = state(Tap("in", name)), state(Tap("out", name))
-        vectors = gain.turn(vectors)
+        turned = gain.turn(turned)
         weights = weights * gain.fit_scale(entered, added, name, dtype)
-    vectors = vectors * wiring.factor
     total = residual + wiring.factor * added
     if wiring.beside is not None:
         observed = stream - state(Tap("out", wiring.beside))
@@ -249,7 +257,7 @@ def make_mix(
         gain = reader.gain(wiring.norm, stream.shape[-1], stream.device)
         left = state(Tap("out", wiring.norm))
         scale = gain.fit_scale(stream, left, wiring.norm, dtype)
-        vectors, residual = gain.turn(vectors), scale * gain.turn(residual)
+        turned, residual = gain.turn(turned), scale * gain.turn(residual)
         weights, stream = weights * scale, left
     by_weight = None
     if gradient is not None:  # d target / d weight[i, j] = <d target / d output[i], value[j]>
@@ -261,7 +269,7 @@ def make_mix(
         weights,
         values,
         projection,
-        vectors,
+        values @ turned,  # [head, key, model width]
         residual,
         stream,
         span.own + torch.arange(len(residual), device=attention.device),

@@ -1,4 +1,4 @@
-"""What `record` gives: `Recordings`, a list of `Recording`, each one call of attention."""
+"""What `record` gives: `Recordings`, a list with one `Recording` per call of attention."""
 
 import warnings
 from collections.abc import Iterable, Sequence

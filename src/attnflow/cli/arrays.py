@@ -22,10 +22,11 @@ from attnflow.core.attention import Attention
 from attnflow.core.graph import RESIDUAL
 from attnflow.core.methods import METHODS
 from attnflow.core.results import TokenAttention
+from attnflow.core.tables import TABLE_ENDINGS
 from attnflow.core.text import show_token
 from attnflow.show.terminal import notes, print_table
 
-ENDINGS = (".csv", ".json", ".npz")
+ENDINGS = (*TABLE_ENDINGS, ".npz")
 File = Annotated[
     Path,
     typer.Argument(
@@ -47,7 +48,7 @@ Out = Annotated[
     typer.Option(
         readable=False,
         metavar="FILE",
-        help="Write .csv, .json or .npz instead of a table.",
+        help="Write .csv, .json, .md, .tex or .npz instead of a table.",
         show_default=False,
     ),
 ]

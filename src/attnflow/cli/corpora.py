@@ -27,7 +27,7 @@ from attnflow.cli.options import (
     search_current_folder,
     split_names,
 )
-from attnflow.core.tables import format_markdown
+from attnflow.core.formatting import format_markdown
 from attnflow.corpus.running import DEFAULTS, NOT_GIVEN, NotGiven, explain_corpus
 from attnflow.corpus.scores import top_words
 from attnflow.corpus.status import corpus_status, verify_corpus

@@ -10,7 +10,6 @@ from attnflow.analysis.examples import read_examples
 from attnflow.analysis.importance import IMPORTANCES
 from attnflow.analysis.report import Report
 from attnflow.cli.options import (
-    REPORT_ENDINGS,
     Edges,
     Faithfulness,
     Graph,
@@ -38,6 +37,7 @@ from attnflow.cli.options import (
     split_names,
 )
 from attnflow.core.methods import METHODS
+from attnflow.core.tables import TABLE_ENDINGS
 from attnflow.corpus.manifest import MANIFEST
 from attnflow.corpus.scores import evaluate_corpus
 from attnflow.corpus.status import corpus_status
@@ -120,7 +120,7 @@ def evaluate_command(
         chosen_yardsticks = faithfulness, replacement, target_of, statistic, undefined
         evaluate_folder(Path(model), *wanted, special_tokens, limit, out, *chosen_yardsticks)
         return
-    check_out(out, REPORT_ENDINGS)
+    check_out(out, TABLE_ENDINGS)
     chosen = read_layers(layers)
     functions = read_functions(methods, "method"), read_functions(against, "importance")
     taken_out = read_numbers(without, "--without")
@@ -168,7 +168,7 @@ def evaluate_folder(
     seed: int = 0,
 ) -> None:
     """What the scores that a corpus holds are worth; of all that is stored by default."""
-    check_out(out, REPORT_ENDINGS)
+    check_out(out, TABLE_ENDINGS)
     report = evaluate_corpus(
         folder,
         methods=methods or None,

@@ -38,7 +38,7 @@ from attnflow.errors import OptionError, printable
 from attnflow.models.loading import BUNDLED, load
 from attnflow.show.terminal import heat_strip, notes, print_explanation, print_note, say
 
-PAGE_ENDINGS = (".html", *PICTURES, ".csv", ".json", ".npz")
+PAGE_ENDINGS = (".html", *PICTURES, ".csv", ".json", ".md", ".tex", ".npz")
 DEMO = ("the key to the cabinets", "the keys to the cabinets")
 ModelName = Annotated[
     str,

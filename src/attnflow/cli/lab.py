@@ -14,7 +14,7 @@ from attnflow.show.terminal import print_markdown, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from attnflow.paper.tables import Table
+    from attnflow.paper.tables import PaperTable
     from attnflow.show.drawing import Drawing
 
 train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
@@ -71,7 +71,8 @@ def verb_number_command(
     out: Folder,
     seed: Seed = 0,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Train for so many steps at most.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="The maximum number of steps.", show_default=False),
     ] = None,
     resume: Resume = False,
 ) -> None:
@@ -277,7 +278,7 @@ def figure4(
     """Figure 4: what a masked pronoun looks at, beside the probabilities of two words for it."""
     from attnflow.paper import pictures
 
-    pairs = [read_pair(each, "--references") for each in references]
+    pairs = [read_pair(pair, "--references") for pair in references]
     draw(
         lambda: pictures.figure_4(
             texts or pictures.PRONOUNS,
@@ -305,7 +306,7 @@ def find_stem(out: Path | None, name: str) -> Path:
     return stem
 
 
-def finish_table(table: "Table", stem: Path) -> None:
+def finish_table(table: "PaperTable", stem: Path) -> None:
     """Print a table, write both its forms, and say where."""
     paths = table.save(stem)
     print_markdown(table.to_markdown())

@@ -13,7 +13,6 @@ from attnflow.core.custom import import_function
 from attnflow.core.files import check_ending, check_writable
 from attnflow.errors import OptionError
 
-REPORT_ENDINGS = (".md", ".csv", ".tex", ".json")
 OWN = "package.module:function"
 
 AnyModel = Annotated[
@@ -112,7 +111,7 @@ Graph = Annotated[
 ]
 Normalize = Annotated[str, typer.Option(help="sum (rows sum to 1), receptive_field, or none.")]
 Limit = Annotated[
-    int | None, typer.Option(min=1, help="At most so many examples.", show_default=False)
+    int | None, typer.Option(min=1, help="The maximum number of examples.", show_default=False)
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
 SpecialTokens = Annotated[
@@ -126,7 +125,7 @@ ReportFile = Annotated[
     typer.Option(
         readable=False,
         metavar="FILE",
-        help="Write .md, .csv, .tex or .json as well.",
+        help="Write .csv, .json, .md or .tex as well.",
         show_default=False,
     ),
 ]

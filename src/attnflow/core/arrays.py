@@ -1,4 +1,4 @@
-"""Arrays that enter: of any library and precision, checked and renormalised a slab at a time."""
+"""Arrays of any library and precision, converted, checked and renormalised slab by slab."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by bytes per number
 # ... and still be left as it is, so that what was saved loads bit for bit
-ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}
+ROW_ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}
 SLAB = 2**16  # numbers worked on together: some rows of a long input, all layers of a short one
 NO_WEIGHTS = (
     "the model returned no attention weights; load it with attn_implementation='eager',"
@@ -25,7 +25,7 @@ NO_WEIGHTS = (
 
 def stack_layers(weights: Any) -> tuple[Array, int]:
     """One array [layer, head, query, key] or [layer, query, key], and its bytes per number."""
-    layers, precision = read_layers(weights)
+    layers, precision = convert_layers(weights)
     if not isinstance(layers, list):
         several = layers.ndim == 5
         return np.stack(
@@ -37,8 +37,8 @@ def stack_layers(weights: Any) -> tuple[Array, int]:
     return np.stack(layers, dtype=np.float64 if precision == 8 else np.float32), precision
 
 
-def read_layers(weights: Any) -> tuple[Array | list[Array], int]:
-    """One array, or one per layer if they came so, and the fewest bytes per number they had."""
+def convert_layers(weights: Any) -> tuple[Array | list[Array], int]:
+    """One array, or a list of one per layer if given so, and the lowest bytes per number."""
     if weights is None or (isinstance(weights, list | tuple) and not weights):
         raise WeightsError(f"weights are empty: {NO_WEIGHTS}")
     if not isinstance(weights, list | tuple) or not any(
@@ -68,14 +68,14 @@ def pick_sequence(layer: Array) -> Array:
     """[head, query, key] from a layer's [batch=1, head, query, key]."""
     if layer.shape[0] != 1:
         raise WeightsError(
-            "each layer must be of one sequence, [batch=1, head, query, key]; got shape"
+            "layers must be of one sequence, [batch=1, head, query, key]; got shape"
             f" {layer.shape}: pick one, or use Attention.from_batch"
         )
     return layer[0]  # type: ignore[no-any-return]
 
 
 def to_array(value: Any, name: str) -> tuple[Array, int]:
-    """A numpy array of float32 or float64 of any library's array, and its bytes per number."""
+    """Any library's array as a numpy array of float32 or float64, and its bytes per number."""
     if isinstance(value, np.ma.MaskedArray):
         raise WeightsError(
             f"{name} must not be a masked array, whose mask would be lost; fill it first:"
@@ -111,9 +111,9 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
 
 
 def needs_copy(array: Array, given: Any, copy: bool) -> bool:
-    """Whether an array made of what was given must be copied before it is written to.
+    """Whether an array must be copied before it is written to.
 
-    Not what was stacked just now, nor what its owner gave away by copy=False.
+    Not if it was just stacked from a list, nor if its owner gave it away by copy=False.
     """
     stacked = isinstance(given, list | tuple)
     given_away = not copy and array is given and array.flags.writeable
@@ -127,13 +127,13 @@ def make_room(shape: tuple[int, ...], precision: int) -> Array:
     except (MemoryError, ValueError) as error:
         size = math.prod(shape) * min(precision, 8)
         raise WeightsError(
-            f"weights of shape {shape} need {size / 1e9:,.0f} GB, more than this machine gives;"
+            f"weights of shape {shape} need {size / 1e9:,.0f} GB, more than this machine has;"
             " give fewer layers, fused heads, or a shorter input"
         ) from error
 
 
 def read_only(array: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """The same array, which nobody can write to by this name."""
+    """A read-only view of an array."""
     view = array.view()
     view.setflags(write=False)
     return view
@@ -145,11 +145,11 @@ def check_rows(
     """weights [layer, ..., query, key] with rows that sum to 1, or an error with the place.
 
     They are renormalised in float64, slab by slab. precision: the bytes per number they had. Rows
-    of the positions in `skip` are not looked at. copy=False: the array itself is renormalised.
+    of the positions in `skip` are not checked. copy=False: the array itself is renormalised.
     """
     check_square(weights, "weights")
     checked = make_room(weights.shape, precision) if copy else weights
-    for layers, queries in slabs(weights):
+    for layers, queries in cut_slabs(weights):
         part = weights[layers, ..., queries, :].astype(np.float64, order="C")
         check_numbers(part, "weights", layers, queries)
         with np.errstate(over="ignore"):
@@ -166,7 +166,7 @@ def check_rows(
                 " these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
         checked[layers, ..., queries, :] = np.divide(
-            part, sums, out=part, where=(sums > 0) & (distance > ROUNDING[precision])
+            part, sums, out=part, where=(sums > 0) & (distance > ROW_ROUNDING[precision])
         )
     return checked
 
@@ -175,7 +175,7 @@ def check_edges(edges: Array, precision: int, *, copy: bool = True) -> Array:
     """edges [layer, query, key]: finite and not negative, rows of any sum; or an error."""
     check_square(edges, "edges")
     checked = make_room(edges.shape, precision) if copy else edges
-    for layers, queries in slabs(edges):
+    for layers, queries in cut_slabs(edges):
         part = edges[layers, queries].astype(np.float64)
         check_numbers(part, "edges", layers, queries)
         with np.errstate(over="ignore"):
@@ -191,7 +191,7 @@ def check_square(weights: Array, what: str) -> None:
     """Refuse layers [..., query, key] of different numbers of queries and keys, or without any."""
     if weights.shape[-1] != weights.shape[-2]:
         raise WeightsError(
-            f"each layer of the {what} must be square, [query, key]; got shape {weights.shape}"
+            f"layers of the {what} must be square, [query, key]; got shape {weights.shape}"
         )
     if weights.size == 0:
         raise WeightsError(
@@ -211,10 +211,10 @@ def check_numbers(part: Floats, what: str, layers: slice, queries: slice) -> Non
         )
 
 
-def slabs(weights: Array) -> Iterator[tuple[slice, slice]]:
-    """Some layers and some queries of weights [layer, ..., query, key] after others.
+def cut_slabs(weights: Array) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of the layers and queries of weights [layer, ..., query, key], slab by slab.
 
-    As many together as SLAB allows: of a long input at least one row, of a short one many layers.
+    A slab has about SLAB numbers: one row or more of a long input, many layers of a short one.
     """
     depth, size = len(weights), weights.shape[-2]
     rows = max(1, SLAB // max(1, weights[0].size // size))
@@ -230,7 +230,7 @@ def find_first(flags: Array) -> tuple[int, ...]:
 
 
 def name_place(part: Array, place: tuple[int, ...], layers: slice, queries: slice) -> str:
-    """Name a place of a slab [layer, query, key] or [layer, head, query, key], the key optional."""
+    """Name a place in a slab [layer, query, key] or [layer, head, query, key], the key optional."""
     axes = ["layer", "head", "query", "key"] if part.ndim == 4 else ["layer", "query", "key"]
     first = {"layer": layers.start + 1, "query": queries.start}
     return ", ".join(

@@ -32,10 +32,10 @@ from attnflow.core.files import write_file
 from attnflow.core.fusion import Fusion, check_head, fuse_heads
 from attnflow.core.graph import RESIDUAL, AttentionGraph, freeze, make_graph
 from attnflow.core.masks import LEAK, check_mask, take_out
-from attnflow.core.padding import cut_padding, pick_real, read_batch, read_padding
+from attnflow.core.padding import cut_sequence, pick_real, read_padded, read_padding
 from attnflow.core.provenance import Source
 from attnflow.core.storage import pack_attention, read_arrays, unpack_attention
-from attnflow.core.views import attention_html
+from attnflow.core.views import format_attention
 from attnflow.errors import AttnFlowError, FileError, OptionError, WeightsError
 
 
@@ -57,17 +57,17 @@ class Attention:
     causal
         No query sees a later key; inferred if None.
     window
-        A query sees only keys less than so many positions away: one number for all layers, or one
-        (or None) per layer.
+        The size of a sliding window: a query sees only keys less than this many positions away.
+        One number for all layers, or one (or None) per layer.
     words
-        The word that each token belongs to, by number.
+        The number of the word per token.
     fused
-        How heads were fused, where they were: "mean" if None and there is no axis of heads.
+        How heads were fused; if None, "mean" for weights without an axis of heads.
     no_token_share
         [layer, query]: the share of attention that went to no token, in models whose softmax has
         an extra logit.
     layer_names
-        What each layer is, where they are not simply a model's layers.
+        What the layers are, if they are not simply a model's layers.
     grid
         Patches down and across, for images.
     source
@@ -167,7 +167,7 @@ class Attention:
 
     @property
     def heads(self) -> int:
-        """The number of heads kept; 1 if they are fused."""
+        """The number of heads; 1 if they are fused."""
         return int(self.weights.shape[1])
 
     @property
@@ -188,8 +188,8 @@ class Attention:
         Parameters
         ----------
         heads
-            "mean", "max" or "min" (rows sum to 1 again, and a row with nothing left looks at
-            itself), one head's number, or a function called as f(weights, axis=0) with weights
+            "mean", "max" or "min" (rows are renormalised; a row with nothing left becomes the
+            identity), one head's number, or a function called as f(weights, axis=0) with weights
             [head, query, key].
         residual
             The weight of the residual connection, from 0 up to but not including 1.
@@ -197,8 +197,8 @@ class Attention:
             (layer, head): that head alone in that layer, where the graph then ends, over fused
             layers below.
         without
-            Positions to take out before the residual is mixed in, for instance a sink; a row with
-            nothing left looks at itself. A negative position counts from the end.
+            Positions to remove before the residual is mixed in, for instance a sink; a row with
+            nothing left becomes the identity. Negative positions count from the end.
 
         >>> Attention([[[0.5, 0.5], [1.0, 0.0]]]).graph(residual=0.5).edges.tolist()
         [[[0.75, 0.25], [0.5, 0.5]]]
@@ -285,7 +285,7 @@ class Attention:
         >>> [one.size for one in Attention.from_batch([np.array(layer)], [[1, 0], [1, 1]])]
         [1, 2]
         """
-        layers, precision = read_batch(weights)
+        layers, precision = read_padded(weights)
         reals = read_padding(mask, len(layers[0]), layers[0].shape[-1])
         named = zip(
             pick_real(tokens, "tokens", reals), pick_real(words, "words", reals), strict=True
@@ -293,7 +293,7 @@ class Attention:
         attentions = []
         for sequence, (names, numbers) in enumerate(named):
             try:
-                own = cut_padding(layers, precision, sequence, reals[sequence])
+                own = cut_sequence(layers, precision, sequence, reals[sequence])
                 one = cls(own, tokens=names, words=numbers, copy=False, **options)
             except WeightsError as error:
                 raise WeightsError(f"sequence {sequence} of the batch: {error}") from error
@@ -340,7 +340,7 @@ class Attention:
             ) from error
 
     def _repr_html_(self) -> str:
-        return attention_html(self)
+        return format_attention(self)
 
     def __repr__(self) -> str:
         layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
@@ -354,7 +354,7 @@ class Attention:
 
 
 def check_shares(shares: Any, shape: tuple[int, int]) -> Floats:
-    """no_token_share as float64, read-only; or an error."""
+    """Check no_token_share, and make it float64 and read-only."""
     checked = to_array(shares, "no_token_share")[0].astype(np.float64)
     if checked.shape != shape:
         raise WeightsError(

@@ -10,7 +10,7 @@ from attnflow.core.kernels import kernel, part
 # Two edges in a row. Each path source -> u -> target stands alone, so it carries the smaller of
 # its two capacities.
 @kernel
-def two_layers(supplies, demands, flows):
+def solve_two_layers(supplies, demands, flows):
     """Set flows [source, target] to the exact flow through one inner layer."""
     for k in range(flows.shape[0]):
         for m in range(flows.shape[1]):
@@ -35,7 +35,7 @@ def bound_from_below(supplies: Floats, below: Floats) -> tuple[Floats, Floats]:
     """Upper and lower bounds [source, target] by below [node, target], the flows one layer down."""
     demands = np.ascontiguousarray(below.T)  # [target, node]
     upper, lower = np.empty((2, len(supplies), len(demands)))
-    two_layers(supplies, demands, upper)
+    solve_two_layers(supplies, demands, upper)
     mix_flows(supplies, demands, np.argsort(-demands, axis=1, kind="stable"), lower)
     return upper, lower
 

@@ -13,13 +13,13 @@ from attnflow.core.layers import Held
 TINY = 2.0**-52  # a capacity of at most this part of the largest row sum carries nothing
 
 
-def usable(capacities: Floats) -> Floats:
+def keep_usable(capacities: Floats) -> Floats:
     """The same capacities, on the scale of 1, with 0 for those that carry nothing."""
     return np.ascontiguousarray(np.where(capacities > TINY, capacities, 0.0))
 
 
 @part
-def capacity(inner, step, u, v):
+def read_capacity(inner, step, u, v):
     """What fits from node u above a step to node v below it."""
     amount = inner.factors[step, u] * inner.weights[step, u, v]
     return amount + inner.diagonal[step, u] if u == v else amount
@@ -58,7 +58,7 @@ def fill_ways(inner, ways):
     for step in range(steps):
         for u in range(nodes):
             for v in range(nodes):
-                if capacity(inner, step, u, v) > TINY:
+                if read_capacity(inner, step, u, v) > TINY:
                     insert(ways[step, u], v)
 
 

@@ -1,4 +1,4 @@
-"""Checks of options: whole numbers, positions, names, words. Each refuses in one line."""
+"""Checks of options: whole numbers, positions, names, words; errors in one line."""
 
 from collections.abc import Iterable
 from numbers import Real
@@ -9,7 +9,7 @@ import numpy as np
 from attnflow.core.provenance import Source
 from attnflow.errors import OptionError, WeightsError
 
-LARGE = 2**31  # beyond this no layer, head or position is numbered
+LARGE = 2**31  # no layer, head or position has a number beyond this
 
 
 def check_integers(values: Any, what: str) -> list[int]:
@@ -43,7 +43,7 @@ def is_integer(value: Any) -> bool:
 
 
 def check_list(values: Any, what: str) -> Iterable[Any]:
-    """Values, if they are several."""
+    """Several values, to iterate over; a single one is refused."""
     if isinstance(values, np.ndarray) and values.ndim == 0:
         return [values[()]]
     if not isinstance(values, Iterable):
@@ -106,7 +106,9 @@ def check_names(names: Any, size: int, what: str) -> tuple[str, ...] | None:
         if not isinstance(name, str):
             raise WeightsError(f"{what} must be strings; got {name!r}")
     if len(given) != size:
-        raise WeightsError(f"{what} must name each of {size} positions; got {len(given)} names")
+        raise WeightsError(
+            f"{what} must be one name per position, here {size}; got {len(given)} names"
+        )
     return given
 
 
@@ -116,28 +118,30 @@ def check_layer_names(names: Any, depth: int) -> tuple[str, ...] | None:
         return None
     given = tuple(str(name) for name in check_list(names, "layer_names"))
     if len(given) != depth:
-        raise WeightsError(f"layer_names must name each of {depth} layers; got {len(given)} names")
+        raise WeightsError(
+            f"layer_names must be one name per layer, here {depth}; got {len(given)} names"
+        )
     return given
 
 
 def check_words(words: Any, size: int) -> tuple[int | None, ...] | None:
-    """The word of each position by number; None, or a negative number, is no word."""
+    """The number of the word per position; None, or a negative number, means no word."""
     if words is None:
         return None
     given = list(check_list(words, "words"))
     check_integers([word for word in given if word is not None], "words")
     if len(given) != size:
         raise WeightsError(
-            f"words must give a word number (or None) to each of {size} positions; got {len(given)}"
+            f"words must be one number (or None) per position, here {size}; got {len(given)}"
         )
     return tuple(None if word is None or word < 0 else int(word) for word in given)
 
 
 def check_grid(grid: Any) -> tuple[int, int] | None:
-    """Patches down and across, at least 1 each."""
+    """The number of patches down and across."""
     if grid is None:
         return None
     sides = check_integers(grid, "grid")
     if len(sides) != 2 or min(sides) < 1:
-        raise OptionError(f"grid must be (down, across), each at least 1; got {grid!r}")
+        raise OptionError(f"grid must be (down, across), both at least 1; got {grid!r}")
     return sides[0], sides[1]

@@ -1,4 +1,4 @@
-"""Methods by name, or of a user's own: how they are made, chosen, called and checked.
+"""Methods by name, or user-defined: how they are made, chosen, called and checked.
 
 A method is `f(graph, *, layers, positions, bottom, normalize) -> TokenAttention`. It may also take
 `groups`, if it knows how to take positions together, and `workers`, a number of threads.
@@ -112,7 +112,7 @@ def read_methods(chosen: Choices) -> dict[str, Method]:
 
 
 def run_method(name: str, method: Method, graph: AttentionGraph, **options: Any) -> TokenAttention:
-    """What a method gives, under this name, checked against what was asked of it.
+    """Run a method, check its result against what was asked for, and give it this name.
 
     `workers` and `groups` are passed on to methods that take them. Layers and positions, where
     given, are lists.
@@ -190,7 +190,7 @@ def read_choices(
     arguments: tuple[Any, ...],
     options: Mapping[str, Any],
 ) -> dict[str, Choice]:
-    """Functions by name, each known or of the user's own, checked.
+    """Functions by name, known or user-defined, checked.
 
     form: how such a function is called, for messages. arguments, options: what it must take.
     """
@@ -220,7 +220,7 @@ def read_choices(
         elif function is not known.get(name):
             check_own(name, function, known, what, form, arguments, options)
         if name in functions:
-            raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
+            raise OptionError(f"names of {what}s must be unique; got {name!r} twice")
         functions[name] = function
     return functions
 
@@ -234,7 +234,7 @@ def check_own(
     arguments: tuple[Any, ...],
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse a function of the user's that has no name of its own, or cannot be called."""
+    """Refuse a user's function whose name is taken, or that cannot be called like the others."""
     check_name(name, what)
     if name in known or not callable(function):
         raise OptionError(
@@ -254,7 +254,7 @@ def check_own(
 
 
 def check_name(name: Any, what: str) -> None:
-    """Refuse a name that no table could have as a column."""
+    """Refuse a name that cannot be the column of a table."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise OptionError(f"the name of a {what} must be a string of visible text; got {name!r}")
     if name in RESERVED:
@@ -273,11 +273,11 @@ def name_function(function: Any, what: str) -> str:
     return name
 
 
-# ---- what a function of the user's gives back ---------------------------------------------------
+# ---- what a user's function gives back ----------------------------------------------------------
 
 
 def call_own(name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function of the user's; whatever it raises becomes one line that names it."""
+    """Call a user's function; whatever it raises becomes a one-line error that names it."""
     try:
         return function(*arguments, **options)
     except (AttnFlowError, MemoryError):
@@ -289,7 +289,7 @@ def call_own(name: str, function: Callable[..., Any], *arguments: Any, **options
 def check_values(
     name: str, values: Any, graph: AttentionGraph, ask: Request, wanted: Iterable[str]
 ) -> Floats:
-    """values [layer, query, key] as numbers of the shape that was asked for, or an error."""
+    """Check that values [layer, query, key] are finite numbers of the expected shape."""
     expected = (
         len(ask.layers) if "layers" in wanted else graph.depth,
         len(ask.positions) if "positions" in wanted else graph.size,
@@ -334,7 +334,7 @@ def check_result(name: str, result: Any, graph: AttentionGraph, options: Mapping
     expected = (len(result.layers), len(result.positions), keys)
     if np.shape(result.values) != expected or len(result.tokens) != keys:
         raise OptionError(
-            f"{name} must give values [layer, query, key], here {expected}, and a token for each"
+            f"{name} must give values [layer, query, key], here {expected}, and a token per"
             f" key; got shape {np.shape(result.values)} and {len(result.tokens)} tokens"
         )
     if not np.isfinite(result.values).all():

@@ -12,14 +12,14 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from attnflow.errors import FileError
 
 Writer = Callable[[IO[bytes]], object]
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has no pipes among its files
 PICTURES = (".png", ".svg", ".pdf")
-BINARY = getattr(os, "O_BINARY", 0)  # Windows would write two characters for each line break
+BINARY = getattr(os, "O_BINARY", 0)  # or Windows would write two characters per line break
 
 
 def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
@@ -56,7 +56,7 @@ def write_file(path: str | os.PathLike[str], write: Writer) -> Path:
 
 
 def dump_json(content: object, *, separators: tuple[str, str] | None = None) -> str:
-    """JSON that every reader takes: numbers that are not finite are null.
+    """Standard JSON: numbers that are not finite become null.
 
     content: dicts, lists, tuples, strings, numbers, None; numpy's scalars and arrays too.
     separators: as `json.dumps` takes them.
@@ -65,32 +65,39 @@ def dump_json(content: object, *, separators: tuple[str, str] | None = None) -> 
     '{"values": [0.5, null]}'
     """
     try:
-        return json.dumps(content, allow_nan=False, separators=separators)
+        return json.dumps(content, allow_nan=False, separators=separators, default=list_values)
     except (ValueError, TypeError):
         return json.dumps(clean_json(content), allow_nan=False, separators=separators)
 
 
+def list_values(array: Any) -> object:
+    """Scalars and arrays of numpy, and tensors of torch, as what JSON can hold."""
+    if not hasattr(array, "tolist"):
+        raise TypeError(f"JSON cannot hold a {type(array).__name__}")
+    return array.tolist()
+
+
 def clean_json(content: object) -> object:
-    """The same content in what JSON can say."""
+    """The same content with arrays as lists, and null for numbers that are not finite."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, Mapping):
         return {clean_json(key): clean_json(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
         return [clean_json(value) for value in content]
-    if hasattr(content, "tolist"):  # numpy's scalars and arrays, torch's tensors
-        return clean_json(content.tolist())
+    if hasattr(content, "tolist"):
+        return clean_json(list_values(content))
     return content
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
     """The lines of a text in UTF-8 with their numbers from 1; blank ones are left out.
 
-    The file is unpacked by gzip if its name ends in .gz.
+    The file is decompressed by gzip if its name ends in .gz.
     """
     number = 0
     try:
-        with open_input(path) as plain, unpack(path, plain) as file:
+        with open_input(path) as plain, decompress(path, plain) as file:
             for number, line in enumerate(file, start=1):
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if text.strip():
@@ -108,7 +115,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
 
 
 def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
-    """A file to read, which ends: a pipe that nobody writes to is empty, a device is refused."""
+    """Open a file to read, without blocking: a pipe with no writer is empty, a device refused."""
 
     def open_now(name: str, flags: int) -> int:
         descriptor = os.open(name, flags | NONBLOCK)
@@ -124,13 +131,13 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
     return file
 
 
-def unpack(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
-    """What a file holds: it is compressed by gzip if its name ends in .gz."""
+def decompress(path: str | os.PathLike[str], file: IO[bytes]) -> IO[bytes]:
+    """The file, decompressed by gzip if its name ends in .gz."""
     return cast(IO[bytes], gzip.open(file)) if str(path).endswith(".gz") else file
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Where a file is to be written, links followed; or an error, before anything is computed."""
+    """The file to write to, links resolved; fails early, before anything is computed."""
     try:
         # not by Path.resolve, which raises RuntimeError where links lead in a circle
         target = Path(os.path.realpath(path))
@@ -170,7 +177,7 @@ def write_by_ending(path: str | os.PathLike[str], writers: Mapping[str, Writer])
 
 
 def write_csv(file: IO[bytes], header: list[str], rows: Iterable[tuple[object, ...]]) -> None:
-    """A table in UTF-8, row by row; what UTF-8 cannot say (a lone surrogate) is escaped."""
+    """Write a table in UTF-8, row by row; lone surrogates, which it cannot encode, are escaped."""
     text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Array, Floats
-from attnflow.core.bounds import bound_from_below, two_layers
-from attnflow.core.capacities import find_ways, measure_evenness, usable
-from attnflow.core.layers import Layers, as_layers
+from attnflow.core.bounds import bound_from_below, solve_two_layers
+from attnflow.core.capacities import find_ways, keep_usable, measure_evenness
+from attnflow.core.layers import Layers, rescale
 from attnflow.core.maxflow import (
     MET,
     Network,
@@ -39,8 +39,8 @@ BLOCK_NODES = 400_000
 # of the lowest inner layer can hand on to the group is the sum of its edges into it. Each of these
 # edges must carry something by itself, so the sum is over what is usable.
 def find_demands(lowest: Floats, groups: Sequence[Sequence[int]] | None) -> Floats:
-    """[target, node] from the lowest edges [query, key]: of each key, or of each group of keys."""
-    columns = usable(lowest).T
+    """[target, node] from the lowest edges [query, key]; a target is a key, or a group of keys."""
+    columns = keep_usable(lowest).T
     if groups is not None:
         columns = np.stack([columns[list(group)].sum(axis=0) for group in groups])
     return np.ascontiguousarray(columns)
@@ -50,7 +50,7 @@ def find_demands(lowest: Floats, groups: Sequence[Sequence[int]] | None) -> Floa
 # side. In a causal graph edges never lead to a later position, so what reaches the target from
 # source k stays between the first node with demand and k, and only that part of a sum counts. The
 # first node with demand is the target itself, or the first of a group, or a later one.
-def outer_cuts(
+def bound_by_outer_cuts(
     supplies: Floats, demands: Floats, sources: npt.NDArray[np.int64], causal: bool
 ) -> Floats:
     """[source, target]: the smaller of what can leave the source and what can enter the target."""
@@ -80,17 +80,17 @@ def carry(amounts: Floats, step: Floats) -> Floats:
     return np.minimum(amounts / np.where(sums > 0, sums, 1.0), 1.0) @ step
 
 
-def lower(supplies: Floats, steps: Layers) -> Floats:
+def lower_supplies(supplies: Floats, steps: Layers) -> Floats:
     """supplies [source, node] carried down through steps [step, upper, lower]."""
     for step in steps[::-1]:
-        supplies = carry(supplies, usable(step))
+        supplies = carry(supplies, keep_usable(step))
     return supplies
 
 
-def raise_(demands: Floats, steps: Layers) -> Floats:
+def raise_demands(demands: Floats, steps: Layers) -> Floats:
     """demands [target, node] carried up through steps [step, upper, lower]."""
     for step in steps:
-        demands = carry(demands, usable(step).T)
+        demands = carry(demands, keep_usable(step).T)
     return demands
 
 
@@ -111,14 +111,14 @@ class Problem:
     bounds: Floats  # [source, target]: no flow is larger
     causal: bool
 
-    def waist(self, place: int) -> "Problem":
+    def narrow(self, place: int) -> "Problem":
         """The problem between inner layers `place` and `place + WAIST`.
 
         Supplies are lowered to it, and demands raised.
         """
         above, below = place + WAIST, place
-        supplies = lower(self.supplies, self.inner[above:])
-        demands = raise_(self.demands, self.inner[:below])
+        supplies = lower_supplies(self.supplies, self.inner[above:])
+        demands = raise_demands(self.demands, self.inner[:below])
         return Problem(supplies, demands, self.inner[below:above], self.bounds, self.causal)
 
 
@@ -137,7 +137,7 @@ def find_waist(problem: Problem) -> Problem | None:
     probe = np.full(problem.bounds.shape, np.inf)
     pairs = np.linspace(0, sources * targets - 1, PROBES).astype(int)
     for place in places[:2]:
-        waist = problem.waist(place)
+        waist = problem.narrow(place)
         probe[:] = 0.0
         probe.T.flat[pairs] = np.nan
         solve(waist, probe)
@@ -185,7 +185,7 @@ def solve(problem: Problem, flows: Floats, workers: int = 1, tick: Tick | None =
 
 # An interruption waits only for the tasks that are running.
 def run_tasks(task: Callable[[int], None], items: range, workers: int) -> Iterator[None]:
-    """Do the task for every item, on so many threads."""
+    """Run the task on every item, on `workers` threads."""
     if workers == 1 or len(items) == 1:
         yield from map(task, items)
         return
@@ -196,7 +196,7 @@ def run_tasks(task: Callable[[int], None], items: range, workers: int) -> Iterat
         pool.shutdown(cancel_futures=True)
 
 
-def settle(problem: Problem, flows: Floats, workers: int, tick: Tick | None) -> Floats:
+def settle(problem: Problem, flows: Floats, workers: int, tick: Tick | None) -> None:
     """Find every flow that is NaN: through a waist if that meets the bound, else in the graph."""
     waist = find_waist(problem) if np.isnan(flows).any() else None
     if waist is not None:
@@ -204,10 +204,9 @@ def settle(problem: Problem, flows: Floats, workers: int, tick: Tick | None) -> 
         solve(waist, through, workers, tick)
         np.copyto(flows, problem.bounds, where=through >= problem.bounds)
     solve(problem, flows, workers, tick)
-    return flows
 
 
-def flows_from(
+def find_flows(
     edges: Layers | Array,
     sources: npt.NDArray[np.int64],
     *,
@@ -220,29 +219,24 @@ def flows_from(
     """[source, target]: the maximum flows from some nodes of the top layer to layer 0.
 
     edges [layer, query, key]. The targets are the nodes of layer 0, or groups of them. scale: the
-    largest row sum of the graph whose layers these are, found if None.
+    largest row sum of the graph that the layers belong to, computed if None.
     """
-    edges = as_layers(edges)
-    if scale is None:
-        scale = edges.largest_row_sum()
-    if scale != 1.0:
-        scaled = edges.scale_down(scale)
-        return scale * flows_from(
-            scaled, sources, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
-        )
+    edges, scale = rescale(edges, scale)
     demands = find_demands(edges[0], groups)
     if len(edges) == 1:
-        return np.ascontiguousarray(demands[:, sources].T)
-    supplies = usable(edges.rows(-1, sources))
+        return np.ascontiguousarray(scale * demands[:, sources].T)
+    supplies = keep_usable(edges.rows(-1, sources))
     flows = np.full((len(supplies), len(demands)), np.nan)
     if len(edges) == 2:
-        two_layers(supplies, demands, flows)
-        return flows
-    bounds = outer_cuts(supplies, demands, sources, causal)
-    return settle(Problem(supplies, demands, edges[1:-1], bounds, causal), flows, workers, tick)
+        solve_two_layers(supplies, demands, flows)
+    else:
+        bounds = bound_by_outer_cuts(supplies, demands, sources, causal)
+        settle(Problem(supplies, demands, edges[1:-1], bounds, causal), flows, workers, tick)
+    flows *= scale
+    return flows
 
 
-def flows_of_all_layers(
+def find_all_flows(
     edges: Layers | Array,
     *,
     groups: Sequence[Sequence[int]] | None = None,
@@ -253,33 +247,27 @@ def flows_of_all_layers(
 ) -> Floats:
     """[layer, source, target]: the maximum flows from every node of layers 1..depth, bottom up.
 
-    edges, groups and scale as for `flows_from`.
+    edges, groups and scale as for `find_flows`.
     """
-    edges = as_layers(edges)
-    if scale is None:
-        scale = edges.largest_row_sum()
-    if scale != 1.0:
-        scaled = edges.scale_down(scale)
-        return scale * flows_of_all_layers(
-            scaled, groups=groups, scale=1.0, causal=causal, workers=workers, tick=tick
-        )
+    edges, scale = rescale(edges, scale)
     depth, nodes, _ = edges.shape
     everyone = np.arange(nodes)
     demands = find_demands(edges[0], groups)
     flows = np.full((depth, nodes, len(demands)), np.nan)
     flows[0] = demands.T
     if depth > 1:
-        two_layers(usable(edges[1]), demands, flows[1])
+        solve_two_layers(keep_usable(edges[1]), demands, flows[1])
     for layer in range(2, depth):
-        supplies = usable(edges[layer])
+        supplies = keep_usable(edges[layer])
         most, least = bound_from_below(supplies, flows[layer - 1])
-        bounds = np.minimum(outer_cuts(supplies, demands, everyone, causal), most)
+        bounds = np.minimum(bound_by_outer_cuts(supplies, demands, everyone, causal), most)
         np.copyto(flows[layer], bounds, where=least >= bounds - MET)
         problem = Problem(supplies, demands, edges[1:layer], bounds, causal)
         settle(problem, flows[layer], workers, narrow_tick(tick, layer, depth))
+    flows *= scale
     return flows
 
 
 def narrow_tick(tick: Tick | None, part: int, parts: int) -> Tick | None:
-    """A tick for one of several equal parts of a job."""
+    """The progress of one of several equal parts of a job, as progress of the whole."""
     return None if tick is None else lambda done, total: tick(part * total + done, parts * total)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attnflow.core.arrays import Array, Floats, make_room, slabs
+from attnflow.core.arrays import Array, Floats, cut_slabs, make_room
 from attnflow.core.checks import check_integers
 from attnflow.core.masks import take_out
 from attnflow.errors import OptionError
@@ -17,8 +17,8 @@ Fusion = str | int | Callable[..., Array]
 def fuse_heads(weights: Array, heads: Fusion) -> Array:
     """[layer, query, key] from weights [layer, head, query, key], rows sum to 1.
 
-    One head is given as it is, and shares its memory where there is no other; several are fused
-    in float64. heads: as `Attention.graph` takes it.
+    A single head is returned unchanged, as a view if it is the only one; several are fused in
+    float64. heads: as in `Attention.graph`.
     """
     if not isinstance(heads, str | int | np.integer | Callable):
         raise OptionError(f"heads must be a name, a head's number or a function; got {heads!r}")
@@ -33,7 +33,7 @@ def fuse_heads(weights: Array, heads: Fusion) -> Array:
         return np.ascontiguousarray(weights[:, head])
     fused = make_room((depth, size, size), 8)
     if isinstance(heads, str):
-        for layers, queries in slabs(weights):
+        for layers, queries in cut_slabs(weights):
             rows = weights[layers, :, queries].astype(np.float64)
             fused[layers, queries] = FUSIONS[heads](rows, axis=1)
     else:
@@ -44,7 +44,7 @@ def fuse_heads(weights: Array, heads: Fusion) -> Array:
 
 
 def check_head(head: Any, count: int) -> int:
-    """The number of one of so many heads."""
+    """The number of a head, checked."""
     (number,) = check_integers([head], "heads")
     if not 0 <= number < count:
         raise OptionError(f"a head's number must be from 0 to {count - 1}; got {number}")
@@ -52,7 +52,7 @@ def check_head(head: Any, count: int) -> int:
 
 
 def call_fusion(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats:
-    """[query, key] of layer [head, query, key] by a function of the user's."""
+    """Fuse a layer [head, query, key] into [query, key] by a user's function."""
     try:
         matrix = np.asarray(fusion(layer, axis=0), dtype=np.float64)
     except (TypeError, ValueError) as error:

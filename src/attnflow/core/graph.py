@@ -61,14 +61,14 @@ class AttentionGraph:
     causal
         No query sees a later key; inferred if None.
     window
-        A query sees only keys less than so many positions away: one number for all layers, or one
-        (or None) per layer.
+        The size of a sliding window: a query sees only keys less than this many positions away.
+        One number for all layers, or one (or None) per layer.
     words
-        The word that each token belongs to, by number.
+        The number of the word per token.
     removed
-        Positions that are taken out; a negative one counts from the end.
+        Positions to remove; negative ones count from the end.
     layer_names
-        What each layer is, where they are not simply a model's layers.
+        What the layers are, if they are not simply a model's layers.
     edge_name
         What an edge weighs; "attention" for weights, "given" for edges if None.
     source
@@ -171,12 +171,12 @@ class AttentionGraph:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """The positions that were not taken out."""
+        """The positions that were not removed."""
         return tuple(position for position in range(self.size) if position not in self.removed)
 
     @cached_property
     def edge_layers(self) -> Layers:
-        """The edges as they are held, for methods that take one layer after another."""
+        """The edges as `Layers`, for methods that work layer by layer."""
         if self.residual is None:
             return Layers.of_edges(self.weights)
         diagonal = np.full(self.weights.shape[:2], self.residual)
@@ -185,7 +185,7 @@ class AttentionGraph:
 
     @cached_property
     def _factors(self) -> Floats:
-        """[layer, query]: what rows are multiplied by to sum to 1; those of float64 do already."""
+        """[layer, query]: the factors by which rows sum to 1; rows of float64 do already."""
         if self.residual is None or self.weights.dtype == np.float64:
             return np.ones(self.weights.shape[:2])
         sums: Floats = self.weights.sum(axis=-1, dtype=np.float64)
@@ -193,7 +193,7 @@ class AttentionGraph:
 
     @cached_property
     def largest_row_sum(self) -> float:
-        """The scale of the edges: the most that leaves any node, 1 if the residual is mixed in."""
+        """The largest row sum of the edges; 1 if the residual is mixed in."""
         return 1.0 if self.residual is not None else self.edge_layers.largest_row_sum()
 
     @cached_property
@@ -228,7 +228,7 @@ class AttentionGraph:
         layers
             Layers, from 1 to depth.
         positions
-            Whose rows to give, from 0.
+            The rows, from 0.
 
         >>> AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]]).weight_rows([1], [1]).tolist()
         [[[1.0, 0.0]]]
@@ -238,7 +238,7 @@ class AttentionGraph:
         return rows
 
     def uniform(self) -> "AttentionGraph":
-        """The same graph for attention without preference, even over the keys that a query sees."""
+        """The same graph with uniform attention over the keys that a query may see."""
         if self.residual is None:
             raise OptionError(
                 "normalize='receptive_field' compares with even attention, and edges with the"
@@ -263,7 +263,7 @@ class AttentionGraph:
 
 
 def make_graph(*, weights: Array, **options: Any) -> AttentionGraph:
-    """A graph of weights [layer, query, key] that have been checked; they are not copied."""
+    """Make a graph of checked weights [layer, query, key], without a copy."""
     graph = object.__new__(AttentionGraph)
     freeze(graph, weights=read_only(weights), **options)
     return graph

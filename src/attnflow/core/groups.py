@@ -39,16 +39,16 @@ def read_groups(
     words: Sequence[int | None] | None = None,
     removed: Sequence[int] = (),
 ) -> tuple[Group, ...]:
-    """The groups that were asked for, of so many positions, named and checked.
+    """Check groups of positions, and name those that have no name.
 
     Parameters
     ----------
     groups
         "words", lists of positions, or {name: positions}.
     size
-        How many positions there are.
+        The number of positions.
     tokens, words
-        The name and the word of each position, where they are known.
+        The name and the word per position; None if unknown.
     removed
         Positions that were taken out.
 
@@ -65,7 +65,7 @@ def read_groups(
         if words is None:
             raise OptionError(
                 "groups='words' needs the tokens' words, and here are none: give"
-                " Attention(words=[...]), the number of each token's word, or lists of positions"
+                " Attention(words=[...]), one word number per token, or lists of positions"
             )
         return word_groups(names, words, removed)
     named: list[tuple[Any, Any]] = (
@@ -79,7 +79,7 @@ def read_groups(
     if not named:
         raise OptionError("at least one group must be given; got none")
     read: list[Group] = []
-    taken: dict[int, int] = {}  # the group of each position
+    taken: dict[int, int] = {}  # {position: the number of its group}
     for number, (name, positions) in enumerate(named):
         if name is not None and not isinstance(name, str):
             raise OptionError(f"the names of groups must be strings; got {name!r}")
@@ -102,7 +102,7 @@ def read_groups(
 def name_group(
     positions: Sequence[int], tokens: Sequence[str] | None, words: Sequence[int | None] | None
 ) -> str:
-    """The words of these positions, or their numbers where tokens have no names."""
+    """The words at these positions, or their numbers if tokens have no names."""
     if tokens is None:
         return list_numbers(positions)
     pieces: list[list[int]] = []
@@ -125,13 +125,13 @@ def name_group(
 def check_group(
     positions: Iterable[int], size: int, removed: Sequence[int], what: str
 ) -> tuple[int, ...]:
-    """Positions to take together: at least one, each once, none of them removed."""
+    """Positions to take together: at least one, no one twice, none of them removed."""
     checked = check_positions(positions, size, what)
     if not checked:
         raise OptionError(f"{what} must be at least one; got none")
     if len(set(checked)) < len(checked):
         twice = next(position for position in checked if checked.count(position) > 1)
-        raise OptionError(f"{what} must be different ones; got {twice} twice")
+        raise OptionError(f"{what} must be distinct; got {twice} twice")
     refuse_removed(checked, size, removed)
     return checked
 
@@ -148,17 +148,17 @@ def refuse_removed(positions: Sequence[int], size: int, removed: Sequence[int]) 
 
 
 def is_several(position: Any) -> bool:
-    """Whether these are positions in a list, an array or their like, and not one position."""
+    """Whether this is a list or an array of positions, and not a single one."""
     if isinstance(position, np.ndarray):
         return position.ndim > 0
     return isinstance(position, Iterable) and not isinstance(position, str)
 
 
 def list_words(words: Sequence[int | None] | None) -> list[list[int]]:
-    """The positions of each word, from each token's word; a token without a word stands alone."""
+    """The positions of every word, given the words of tokens; a token without one stands alone."""
     if words is None:
         raise OptionError(
-            "this result has no words: give Attention(words=[...]), the number of each token's word"
+            "this result has no words: give Attention(words=[...]), one word number per token"
         )
     groups: list[list[int]] = []
     for place, word in enumerate(words):
@@ -172,7 +172,7 @@ def list_words(words: Sequence[int | None] | None) -> list[list[int]]:
 def word_groups(
     tokens: Sequence[str], words: Sequence[int | None] | None, removed: Sequence[int] = ()
 ) -> tuple[Group, ...]:
-    """Each word with its positions, without those removed; a token without a word stands alone."""
+    """Words as groups, without removed positions; a token without a word stands alone."""
     kept = [[place for place in word if place not in removed] for word in list_words(words)]
     return tuple(
         Group(join_subwords([tokens[place] for place in word]), tuple(word))
@@ -182,12 +182,12 @@ def word_groups(
 
 
 def sum_groups(values: Floats, groups: Sequence[Group]) -> Floats:
-    """values [..., key] summed over the keys of each group: [..., group]."""
+    """Sum values [..., key] over the keys of every group: [..., group]."""
     return np.stack([values[..., list(group.positions)].sum(axis=-1) for group in groups], axis=-1)
 
 
 def list_numbers(numbers: Sequence[int]) -> str:
-    """Numbers for a message: 1..6 for a run, else one by one."""
+    """Numbers for a message: 1..6 if they are consecutive, else one by one."""
     ordered = sorted(set(numbers))
     if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
         return f"{ordered[0]}..{ordered[-1]}"

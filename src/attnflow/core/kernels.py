@@ -33,7 +33,7 @@ def kernel(function: Any) -> Any:
 # ---- sets of nodes of one layer: nodes [word], 64 to a word -------------------------------------
 
 
-def unpack(words: Bits, nodes: int) -> npt.NDArray[np.bool_]:
+def unpack_nodes(words: Bits, nodes: int) -> npt.NDArray[np.bool_]:
     """Members [..., node] from [..., word]."""
     octets = words.astype("<u8", copy=False).view(np.uint8)
     return np.unpackbits(octets, axis=-1, count=nodes, bitorder="little").view(bool)
@@ -50,13 +50,13 @@ def count_trailing_zeros(typing_context: Any, word: Any) -> Any:
 
 
 @part
-def bit(u):
+def make_bit(u):
     """The bit of node u within its word, which is word number `u >> 6`."""
     return ONE << np.uint64(u & 63)
 
 
 @part
-def lowest(word, bits):
+def find_lowest(word, bits):
     """The node of the lowest bit set in word number `word`, whose bits are not all 0."""
     return (word << 6) + count_trailing_zeros(bits)
 
@@ -64,25 +64,25 @@ def lowest(word, bits):
 @part
 def insert(nodes, u):
     """Put node u into a set."""
-    nodes[u >> 6] |= bit(u)
+    nodes[u >> 6] |= make_bit(u)
 
 
 @part
 def remove(nodes, u):
     """Take node u out of a set."""
-    nodes[u >> 6] &= ~bit(u)
+    nodes[u >> 6] &= ~make_bit(u)
 
 
 @part
 def holds(nodes, u):
     """Whether node u is in a set."""
-    return nodes[u >> 6] & bit(u) != 0
+    return nodes[u >> 6] & make_bit(u) != 0
 
 
 @part
 def share(nodes, others, u):
     """Whether node u is in both sets."""
-    return nodes[u >> 6] & others[u >> 6] & bit(u) != 0
+    return nodes[u >> 6] & others[u >> 6] & make_bit(u) != 0
 
 
 @part
@@ -91,5 +91,5 @@ def find_shared(nodes, others):
     for word in range(nodes.shape[0]):
         bits = nodes[word] & others[word]
         if bits:
-            return lowest(word, bits)
+            return find_lowest(word, bits)
     return -1

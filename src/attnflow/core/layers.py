@@ -1,4 +1,4 @@
-"""`Layers`: the edges of a graph as they are held, in float64 where and when they are needed."""
+"""`Layers`: the edges of a graph in the precision they came in, converted layer by layer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 
 from attnflow.core.arrays import Array, Floats
 
-ROUNDING = 1e-13  # a largest row sum this close to 1 is 1
+SUM_ROUNDING = 1e-13  # a largest row sum this close to 1 is 1
 BLOCK = 2**20  # numbers that are in float64 at a time where a layer is not needed whole
 
 
@@ -22,12 +22,12 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layers:
-    """Edges [layer, query, key] of any precision, which never stand in float64 all at once.
+    """Edges [layer, query, key] of any precision, never converted to float64 all at once.
 
     edges[l, q, k] = factors[l, q] * weights[l, q, k] + diagonal[l, q] * (q == k)
 
-    So rows of float32 sum to 1 in float64, with their residual, and the weights stay as they came.
-    Indexing is that of an array: a number gives one layer in float64, a slice some layers.
+    So rows of float32 weights sum to 1 in float64, residual included, without copying the weights.
+    Indexing follows numpy: an integer gives one layer in float64, a slice gives `Layers`.
 
     >>> layers = Layers(np.eye(2)[None], np.full((1, 2), 0.5), np.full((1, 2), 0.5))
     >>> layers[0].tolist()
@@ -73,7 +73,7 @@ class Layers:
         return rows
 
     def blocks(self) -> list[slice]:
-        """The queries of a layer, so many together that their rows have about BLOCK numbers."""
+        """The queries of a layer, cut into blocks whose rows have about BLOCK numbers."""
         _, queries, keys = self.shape
         step = max(1, BLOCK // keys)
         return [slice(start, start + step) for start in range(0, queries, step)]
@@ -87,15 +87,15 @@ class Layers:
         return carried
 
     def sum_columns(self, layer: int) -> Floats:
-        """[key]: what enters each node of the layer below."""
+        """[key]: the sum of the edges into each node of the layer below."""
         return self.carry_down(layer, np.ones(self.shape[1]))
 
     def largest_row_sum(self) -> float:
-        """The most that leaves any node; exactly 1 if it is so within rounding, or all is 0."""
+        """The largest sum of a row; exactly 1 if it is 1 within rounding, or if all edges are 0."""
         with np.errstate(over="ignore"):
             sums = self.factors * self.weights.sum(axis=-1, dtype=np.float64) + self.diagonal
         largest = min(float(sums.max()), np.finfo(np.float64).max)
-        return 1.0 if largest == 0.0 or abs(largest - 1.0) <= ROUNDING else largest
+        return 1.0 if largest == 0.0 or abs(largest - 1.0) <= SUM_ROUNDING else largest
 
     def scale_down(self, scale: float) -> "Layers":
         """The same edges divided by a number."""
@@ -105,14 +105,21 @@ class Layers:
 
     @property
     def held(self) -> Held:
-        """What the kernels take; always read-only, which is a type of its own to them."""
+        """The fields as the kernels take them; always read-only, a type of its own to numba."""
         weights = self.weights.view()
         weights.setflags(write=False)
         return Held(weights, self.factors, self.diagonal)
 
 
+def rescale(edges: Layers | Array, scale: float | None) -> tuple[Layers, float]:
+    """Edges divided by the largest row sum of their graph, and that sum, computed if None."""
+    layers = as_layers(edges)
+    largest = layers.largest_row_sum() if scale is None else scale
+    return layers if largest == 1.0 else layers.scale_down(largest), largest
+
+
 def as_layers(edges: Layers | Array) -> Layers:
-    """Edges as they are held, contiguous, also those of an array [layer, query, key]."""
+    """Edges [layer, query, key] as contiguous `Layers`."""
     if not isinstance(edges, Layers):
         return Layers.of_edges(np.ascontiguousarray(edges))
     return replace(edges, weights=np.ascontiguousarray(edges.weights))

@@ -1,4 +1,4 @@
-"""Masks: which keys a query may see, what may stand where it sees none, positions taken out."""
+"""Masks: which keys a query may see, the leak tolerated elsewhere, and removed positions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.arrays import Array, find_first, name_place, slabs
+from attnflow.core.arrays import Array, cut_slabs, find_first, name_place
 from attnflow.core.checks import LARGE, check_count
 from attnflow.errors import OptionError, WeightsError
 
-LEAK = 1e-6  # how much weight may stand where a mask says there is none
+LEAK = 1e-6  # the weight that is tolerated where a mask hides a key
 
 
 def check_mask(
@@ -21,9 +21,9 @@ def check_mask(
     *,
     leak: float,
 ) -> tuple[bool, tuple[int | None, ...]]:
-    """Whether weights [layer, ..., query, key] are causal, and each layer's window, or an error.
+    """Whether weights [layer, ..., query, key] are causal, and one window per layer, or an error.
 
-    At most `leak` may stand where the mask hides a key; it is cleared in place.
+    A weight of at most `leak` where the mask hides a key is cleared in place.
     """
     inferred = causal is None
     causal, windows = read_mask(weights, causal, window)
@@ -38,7 +38,7 @@ def read_mask(
     """Whether weights [layer, ..., query, key] are causal, inferred if None; their windows."""
     windows = check_windows(window, len(weights))
     if causal is not None and not isinstance(causal, bool | np.bool_):
-        raise OptionError(f"causal must be True, False, or None to find out; got {causal!r}")
+        raise OptionError(f"causal must be True, False, or None to infer it; got {causal!r}")
     return is_causal(weights) if causal is None else bool(causal), windows
 
 
@@ -73,8 +73,8 @@ def find_visible(
 def apply_mask(
     weights: Array, what: str, causal: bool, windows: Sequence[int | None], leak: float
 ) -> None:
-    """Clear in place what rounding left of weights [layer, ..., query, key] outside of the mask."""
-    for _, queries in slabs(weights[:1]):
+    """Clear in place what rounding left outside the mask in weights [layer, ..., query, key]."""
+    for _, queries in cut_slabs(weights[:1]):
         hidden_by = {
             window: ~find_visible(weights.shape[-1], causal, window, queries)
             for window in set(windows)
@@ -97,13 +97,13 @@ def apply_mask(
 
 
 def take_out(weights: Array, positions: Sequence[int]) -> None:
-    """Clear some positions of weights [layer, query, key] in place, rows summing to 1 again.
+    """Remove positions from weights [layer, query, key] in place, and renormalise the rows.
 
-    A row with nothing left looks at itself.
+    A row with nothing left becomes the identity.
     """
     gone = list(positions)
     own = np.arange(weights.shape[-1])
-    for layers, queries in slabs(weights):
+    for layers, queries in cut_slabs(weights):
         part = weights[layers, queries].astype(np.float64)
         part[..., gone] = 0.0
         sums = part.sum(axis=-1, keepdims=True)

@@ -45,15 +45,15 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
-from attnflow.core.capacities import TINY, capacity, copy_capacities
+from attnflow.core.capacities import TINY, copy_capacities, read_capacity
 from attnflow.core.kernels import (
     ONE,
     Bits,
+    find_lowest,
     find_shared,
     holds,
     insert,
     kernel,
-    lowest,
     part,
     remove,
     share,
@@ -148,7 +148,7 @@ def use(step, u, v, amount, net):
 @part
 def take_back(step, u, v, amount, net):
     """Take an amount back that was sent down the edge from u to v."""
-    unused, whole = net.unused[step, u, v] + amount, capacity(net.inner, step, u, v)
+    unused, whole = net.unused[step, u, v] + amount, read_capacity(net.inner, step, u, v)
     net.unused[step, u, v] = unused
     insert(net.down[step, u], v)
     if unused >= whole - TINY:
@@ -181,9 +181,9 @@ def find_upper(layer, u, climbs, net):
     upper, near = net.up[layer, u], net.near[climbs - 1, layer + 1]
     while True:
         v = find_shared(upper, near)
-        if v < 0 or capacity(net.inner, layer, v, u) - net.unused[layer, v, u] > TINY:
+        if v < 0 or read_capacity(net.inner, layer, v, u) - net.unused[layer, v, u] > TINY:
             return v
-        net.unused[layer, v, u] = capacity(net.inner, layer, v, u)
+        net.unused[layer, v, u] = read_capacity(net.inner, layer, v, u)
         remove(upper, v)
 
 
@@ -201,7 +201,7 @@ def finish(u, amount, column, net):
     for word in range(near.shape[0]):
         bits = lower[word] & near[word]
         while bits and amount > TINY:
-            amount -= finish_through(u, lowest(word, bits), amount, net)
+            amount -= finish_through(u, find_lowest(word, bits), amount, net)
             bits &= bits - ONE
         if amount <= TINY:
             return amount
@@ -254,7 +254,7 @@ def extend(tip, column, net):
     if layer < net.up.shape[0] and climbs > 0:
         v = find_upper(layer, u, climbs, net)
         if v >= 0:
-            flow = capacity(net.inner, layer, v, u) - net.unused[layer, v, u]
+            flow = read_capacity(net.inner, layer, v, u) - net.unused[layer, v, u]
             push(tip + 1, layer + 1, v, climbs - 1, min(rest, flow), net)
             return True
     remove(net.near[climbs, layer], u)
@@ -348,8 +348,8 @@ def restore_node(step, v, net):
         bits = net.up[step, v, word]
         net.up[step, v, word] = 0
         while bits:
-            u = lowest(word, bits)
-            net.unused[step, u, v] = capacity(net.inner, step, u, v)
+            u = find_lowest(word, bits)
+            net.unused[step, u, v] = read_capacity(net.inner, step, u, v)
             bits &= bits - ONE
 
 

@@ -1,4 +1,4 @@
-"""How much memory the machine has left, and whether an error was about memory."""
+"""How much memory is free, and whether an error means that it ran out."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ MEMORY = ("allocate memory", "not enough memory", "out of memory")  # how torch 
 
 
 def find_available_memory() -> int | None:
-    """The bytes that the machine and the control groups have left on Linux; elsewhere None."""
-    known = read_numbers(Path("/proc/meminfo"))
+    """The bytes that are free on Linux, within the limits of control groups; None elsewhere."""
+    known = read_counters(Path("/proc/meminfo"))
     if "MemAvailable:" not in known:
         return None
     return int(max(0, min(known["MemAvailable:"] * 1024, *map(find_left, list_control_groups()))))
@@ -28,7 +28,7 @@ def list_control_groups(root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
 
 
 def find_left(group: Path) -> float:
-    """The bytes that a control group has left, infinite without a limit; caches can be had back."""
+    """The free bytes of a control group, infinite without a limit; caches count as free."""
     for most, used in (
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -37,13 +37,13 @@ def find_left(group: Path) -> float:
             limit, usage = (int((group / name).read_text()) for name in (most, used))
         except (OSError, ValueError):  # another version, or "max"
             continue
-        cached = read_numbers(group / "memory.stat")
+        cached = read_counters(group / "memory.stat")
         return limit - usage + cached.get("inactive_file", 0) + cached.get("active_file", 0)
     return float("inf")
 
 
-def read_numbers(path: Path) -> dict[str, int]:
-    """The numbers of a file of the kernel, by the names before them; none without such a file."""
+def read_counters(path: Path) -> dict[str, int]:
+    """The numbers in a file of /proc or /sys by their names; empty if there is no such file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
@@ -52,12 +52,12 @@ def read_numbers(path: Path) -> dict[str, int]:
 
 
 def is_of_memory(error: Exception) -> bool:
-    """Whether memory was short: numpy raises MemoryError, torch a RuntimeError that says so."""
+    """Whether memory ran out: numpy raises MemoryError, torch a RuntimeError that says so."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error).lower() for words in MEMORY)
     )
 
 
 def format_gigabytes(size: int) -> str:
-    """A size for a message."""
+    """A number of bytes for a message."""
     return f"{size / 1e9:,.1f} GB"

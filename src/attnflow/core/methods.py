@@ -75,17 +75,17 @@ def rollout(
     Parameters
     ----------
     attention
-        A graph, or weights, which stand for their default graph.
+        A graph, or weights, of which the default graph is taken.
     layers, positions
-        Whose rows to give; all if None. A negative position counts from the end.
+        The rows to compute; all if None. Negative positions count from the end.
     bottom
         The layer that the keys are positions of.
     normalize
-        "sum", so that rows sum to 1; "receptive_field", divided by what attention without
-        preference would give, then the same; None, as they are.
+        "sum": rows sum to 1. "receptive_field": values are divided by those of uniform attention,
+        then rows sum to 1. None: values as they are.
     groups
-        Keys to take together, their sum: "words", lists of positions, or {name: positions}. Rows
-        are then normalised over the groups, which need not cover all positions.
+        Keys to sum: "words", lists of positions, or {name: positions}. Rows are then normalised
+        over the groups, which need not cover all positions.
 
     >>> rollout([[[0.5, 0.5], [1.0, 0.0]]] * 2).at(position=0, layer=2)
     array([0.6875, 0.3125])
@@ -108,7 +108,7 @@ def rollout(
 
 
 def roll_down(edges: Layers, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-    """[layer, query, key]: the rows asked for, carried down together; edges from the bottom on."""
+    """[layer, query, key]: the rows asked for, carried down together, layer by layer."""
     size = edges.shape[1]
     start = np.zeros((len(positions), size))  # [query, key]
     start[np.arange(len(positions)), positions] = 1.0
@@ -143,7 +143,7 @@ def flow(
     groups: Groups | None = None,
     workers: int = 1,
 ) -> TokenAttention:
-    """Attention flow: the maximum flow to each position of layer `bottom`, or to each group.
+    """Attention flow: the maximum flow to every position of layer `bottom`, or to every group.
 
     A capacity of at most 2^-52 of the graph's largest row sum carries nothing, at any depth. A
     `SaturationWarning` says where a row that was asked for hardly tells keys, or sources, apart.
@@ -153,7 +153,7 @@ def flow(
     attention, positions, bottom
         As for `rollout`.
     layers
-        Whose rows to give; the top layer's if None.
+        The layers to compute; the top one if None.
     normalize
         As for `rollout`; None gives the maximum flows themselves.
     groups
@@ -161,12 +161,13 @@ def flow(
         a group is a maximum flow of its own, at most the sum of the flows to its positions and
         mostly less.
     workers
-        Threads; the values do not depend on their number. Each holds the inner layers in float64.
+        The number of threads, on which values do not depend; every thread holds the inner
+        layers in float64.
 
     >>> flow([[[0.5, 0.5], [1.0, 0.0]]] * 2, normalize=None).at(position=0)
     array([1. , 0.5])
     """
-    from attnflow.core.flows import flows_from, flows_of_all_layers
+    from attnflow.core.flows import find_all_flows, find_flows
 
     ask = Request.read(
         attention, "flow", layers, positions, bottom, normalize, groups, every_layer=False
@@ -189,18 +190,18 @@ def flow(
                 len(ask.layers) > 1
                 and 2 * len(set(ask.layers)) * len(positions) > depth * graph.size
             ):
-                every = flows_of_all_layers(below[:depth], tick=tick, **options)
+                every = find_all_flows(below[:depth], tick=tick, **options)
                 rows: Floats = every[np.array(ask.layers) - ask.bottom - 1][:, positions]
                 return rows
             return np.stack(
                 [
-                    flows_from(below[: layer - ask.bottom], positions, tick=tick, **options)
+                    find_flows(below[: layer - ask.bottom], positions, tick=tick, **options)
                     for layer in ask.layers
                 ]
             )
 
     def find_limits(flows: Floats) -> Codes:
-        """[layer, query, key]: what each flow equals, as places in LIMITS."""
+        """[layer, query, key]: what the flows equal, as indices into LIMITS."""
         edges, positions = ask.graph.edge_layers, list(ask.positions)
         rows = [edges.rows(layer - 1, positions) for layer in ask.layers]
         leaving = np.stack(rows).sum(axis=-1, keepdims=True)  # [layer, query, 1]
@@ -224,12 +225,12 @@ def max_flow(
     source: tuple[int, int],
     target: tuple[int, int] | tuple[int, Iterable[int]],
 ) -> MaxFlow:
-    """The maximum flow from one node to one of a lower layer, on every edge, with what limits it.
+    """The maximum flow between two nodes, with the flow on every edge and a minimum cut.
 
     Parameters
     ----------
     attention
-        A graph, or weights, which stand for their default graph.
+        A graph, or weights, of which the default graph is taken.
     source
         (layer, position), where the flow starts. A negative position counts from the end.
     target
@@ -240,7 +241,7 @@ def max_flow(
     >>> best.value, best.cut
     (0.5, ((1, 0, 1), (2, 0, 1)))
     """
-    from attnflow.core.mincut import one_flow
+    from attnflow.core.mincut import find_flow_and_cut
 
     graph = read_graph(attention)
     upper, (start,) = read_node(graph, source, "source")
@@ -250,7 +251,7 @@ def max_flow(
             f"the source must be in a higher layer than the target; got {source=}, {target=}"
         )
     edges = graph.edge_layers[lower:upper]
-    value, on_edges, cut = one_flow(edges, start, ends, scale=graph.largest_row_sum)
+    value, on_edges, cut = find_flow_and_cut(edges, start, ends, scale=graph.largest_row_sum)
     places = tuple(
         (int(layer) + lower + 1, int(query), int(key)) for layer, query, key in np.argwhere(cut)
     )

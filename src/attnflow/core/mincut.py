@@ -6,41 +6,35 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Array, Floats
-from attnflow.core.capacities import find_ways, usable
-from attnflow.core.kernels import unpack
-from attnflow.core.layers import Layers, as_layers
+from attnflow.core.capacities import find_ways, keep_usable
+from attnflow.core.kernels import unpack_nodes
+from attnflow.core.layers import Layers, rescale
 from attnflow.core.maxflow import make_network, search
 
 
-def one_flow(
+def find_flow_and_cut(
     edges: Layers | Array, source: int, targets: Sequence[int], *, scale: float | None = None
 ) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
     """One maximum flow, from a node of the top layer to some nodes of layer 0 taken together.
 
     Returns its value, the flow on every edge [layer, query, key], and which edges are a minimum
     cut. edges [layer, query, key] may be any finite numbers that are not negative; scale: the
-    largest row sum of the graph whose layers they are, found if None.
+    largest row sum of the graph that the layers belong to, computed if None.
     """
-    edges = as_layers(edges)
-    if scale is None:
-        scale = edges.largest_row_sum()
-    if scale != 1.0:
-        value, flow, cut = one_flow(edges.scale_down(scale), source, targets, scale=1.0)
-        flow *= scale
-        return scale * value, flow, cut
+    edges, scale = rescale(edges, scale)
     depth, nodes, _ = edges.shape
     group = list(targets)
     flow = np.zeros(edges.shape)
     # a cut is proved by the nodes that could pass more on to the target
     reaching = np.zeros((depth + 1, nodes), bool)
     reaching[0, group] = True
-    draining = usable(edges[0][:, group])  # [node, target]
+    draining = keep_usable(edges[0][:, group])  # [node, target]
     if depth == 1:
         flow[0, source, group] = draining[source]
     else:
         inner = edges[1:-1]
         net = make_network(inner.held, find_ways(inner.held))
-        row, column = usable(edges.rows(-1, [source]))[0], draining.sum(axis=1)
+        row, column = keep_usable(edges.rows(-1, [source]))[0], draining.sum(axis=1)
         net.supply[:], net.demand[:] = row, column
         search(np.inf, 0, nodes - 1, net)
         flow[-1, source] = row - net.supply
@@ -49,10 +43,12 @@ def one_flow(
         # what a node hands on fills its edges into the group one after another
         before = draining.cumsum(axis=1) - draining
         flow[0][:, group] = np.clip((column - net.demand)[:, None] - before, 0.0, draining)
-        reaching[1:-1] = unpack(net.known, nodes)
+        reaching[1:-1] = unpack_nodes(net.known, nodes)
     outside = ~reaching
     outside[-1] = np.arange(nodes) == source
     cut = outside[1:, :, None] & reaching[:-1, None, :]
     for layer, capacities in enumerate(edges):
         cut[layer] &= capacities > 0
-    return float(flow[-1, source].sum()), flow, cut
+    value = scale * float(flow[-1, source].sum())
+    flow *= scale
+    return value, flow, cut

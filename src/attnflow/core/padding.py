@@ -1,4 +1,4 @@
-"""Batches as models return them: the weights of each sequence, without its padding."""
+"""Batches as models return them: the weights of one sequence without its padding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from attnflow.core.arrays import (
     Array,
     check_rows,
     check_shapes,
+    convert_layers,
     find_first,
-    read_layers,
     to_array,
 )
 from attnflow.core.checks import check_list
@@ -21,9 +21,9 @@ from attnflow.errors import WeightsError
 Bools = npt.NDArray[np.bool_]
 
 
-def read_batch(weights: Any) -> tuple[list[Array], int]:
+def read_padded(weights: Any) -> tuple[list[Array], int]:
     """One array [batch, head, query, key] or [batch, query, key] per layer; bytes per number."""
-    layers, precision = read_layers(weights)
+    layers, precision = convert_layers(weights)
     if not isinstance(layers, list):
         if layers.ndim != 5:
             raise WeightsError(
@@ -36,7 +36,7 @@ def read_batch(weights: Any) -> tuple[list[Array], int]:
     shape = layers[0].shape if layers else ()
     if len(shape) not in (3, 4) or shape[-1] != shape[-2] or 0 in shape:
         raise WeightsError(
-            "each layer must be [batch, head, query, key], or [batch, query, key] if heads are"
+            "layers must be [batch, head, query, key], or [batch, query, key] if heads are"
             f" fused, as many queries as keys; got shape {shape}"
         )
     return layers, precision
@@ -54,14 +54,14 @@ def read_padding(mask: Any, sequences: int, size: int) -> Bools:
     for number, row in enumerate(array):
         if not row.any():
             raise WeightsError(
-                f"each sequence must have at least one real token; got none in sequence {number},"
+                f"a sequence must have at least one real token; got none in sequence {number},"
                 " whose mask is all 0: leave it out"
             )
     real: Bools = array == 1
     return real
 
 
-def cut_padding(layers: Sequence[Array], precision: int, sequence: int, real: Bools) -> Array:
+def cut_sequence(layers: Sequence[Array], precision: int, sequence: int, real: Bools) -> Array:
     """[layer, ..., query, key] of one sequence of a batch; real: [position].
 
     What a real query gave to padding is 0 but for rounding, or this is the wrong mask.
@@ -85,7 +85,7 @@ def cut_padding(layers: Sequence[Array], precision: int, sequence: int, real: Bo
 
 
 def pick_real(items: Any, what: str, reals: Bools) -> list[list[Any] | None]:
-    """One list per sequence, of its real tokens' items, from lists of all positions or of those."""
+    """One list per sequence with the items of its real tokens; padding may be included in items."""
     if items is None:
         return [None] * len(reals)
     lists = list(check_list(items, what))

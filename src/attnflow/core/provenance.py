@@ -14,7 +14,7 @@ MODEL_LIBRARIES = ("torch", "transformers")  # ... and these, once they are impo
 
 @cache
 def read_versions(libraries: Iterable[str]) -> dict[str, str]:
-    """The installed version of each library, "unknown" where it has none."""
+    """The installed versions by library, "unknown" for one without a version."""
     installed = {}
     for library in libraries:
         try:
@@ -69,7 +69,7 @@ class Source:
 
     @classmethod
     def from_json(cls, text: str) -> "Source":
-        """What `to_json` wrote; names that this version does not know are left out.
+        """Parse what `to_json` wrote; unknown fields are ignored.
 
         Parameters
         ----------

@@ -46,13 +46,13 @@ class Request:
     method
         The name of the method.
     layers, positions
-        Whose rows to give, as numbers from 0.
+        The rows to compute; positions count from 0.
     bottom
         The layer that the keys are positions of.
     normalize
         One of `NORMALIZATIONS`.
     groups
-        Positions to take together as one key; None if each stands alone.
+        Positions to take together as one key; None for single positions.
     """
 
     graph: AttentionGraph
@@ -85,7 +85,7 @@ class Request:
         method
             The name of the method.
         layers, positions, bottom, normalize, groups
-            As its user gave them.
+            As the user gave them.
         every_layer
             Whether layers=None asks for all layers above `bottom`, or for the top one.
         """
@@ -139,15 +139,15 @@ class Request:
         compute: Callable[[AttentionGraph], Floats],
         find_limits: Callable[[Floats], Codes] | None = None,
     ) -> TokenAttention:
-        """Compute values [layer, query, key], normalise them and name them.
+        """Compute values [layer, query, key], normalise them, and make a named result of them.
 
         Parameters
         ----------
         compute
-            Gives the values of a graph: of the one that was asked about, and for
-            normalize="receptive_field" of the one for attention without preference.
+            Gives the values for a graph: for `graph` itself, and with
+            normalize="receptive_field" also for its uniform counterpart.
         find_limits
-            Gives what limits each value, before they are normalised, as places in `LIMITS`.
+            Gives what limits the values, before they are normalised, as indices into `LIMITS`.
         """
         values = compute(self.graph)
         limits = None if find_limits is None else find_limits(values)
@@ -186,7 +186,7 @@ def are_even(spread: Floats, keys: Any) -> npt.NDArray[np.bool_]:
 
 
 def warn_if_even(result: TokenAttention) -> None:
-    """One warning per call, if some row of a flow hardly tells keys, or sources, apart."""
+    """Warn once per call if some row of a flow hardly tells keys, or sources, apart."""
     deep, long = WORTH_A_WARNING
     layers = np.array(result.layers)
     worth = (layers - (result.bottom or 0) >= deep)[:, None]  # [layer, 1]

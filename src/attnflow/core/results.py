@@ -1,21 +1,19 @@
 """What the methods return: `TokenAttention`, with its tables and files."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count, check_integers
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.formatting import VIEW_ROWS, Panel
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
 from attnflow.core.provenance import Source
-from attnflow.core.tables import VIEW_ROWS, Panel, Table
+from attnflow.core.tables import ArrayTable
 from attnflow.core.text import clean_text, show_token
 from attnflow.errors import OptionError
 
@@ -23,8 +21,8 @@ LIMITS = ("between", "source", "target")  # what limits a flow, by the codes of 
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttention(Table):
-    """How much each token of layer `bottom` reaches each position of each layer.
+class TokenAttention(ArrayTable):
+    """How much every token of layer `bottom` reaches the positions of higher layers.
 
     Parameters
     ----------
@@ -35,7 +33,7 @@ class TokenAttention(Table):
     method
         The name of the method.
     layers, positions
-        Whose rows these are.
+        The layers and positions of the rows.
     bottom
         The layer that the keys are positions of; None for raw attention.
     tokens, queries
@@ -45,11 +43,11 @@ class TokenAttention(Table):
     normalize
         "sum", "receptive_field" or None, as the method was asked.
     words
-        The word that each token belongs to, by number; None where this is not known.
+        The number of the word per token; None if unknown.
     groups
-        The positions that each key takes together; None if keys are positions.
+        The positions that a key takes together; None if keys are positions.
     limits
-        [layer, query, key], of flow only: places in `LIMITS`; see `limited_by`.
+        [layer, query, key], of flow only: indices into `LIMITS`; see `limited_by`.
     window, removed
         The windows of the graph's layers, and the positions that were taken out of it.
     size
@@ -80,7 +78,7 @@ class TokenAttention(Table):
     normalize: str | None
     words: tuple[int | None, ...] | None = None
     groups: tuple[Group, ...] | None = None
-    limits: npt.NDArray[np.int8] | None = None  # [layer, query, key], places in LIMITS
+    limits: npt.NDArray[np.int8] | None = None  # [layer, query, key], indices into LIMITS
     window: tuple[int | None, ...] | None = None
     removed: tuple[int, ...] = ()
     size: int | None = None  # positions of the graph
@@ -107,26 +105,26 @@ class TokenAttention(Table):
 
     @cached_property
     def saturated(self) -> npt.NDArray[np.bool_] | None:
-        """[layer, query, key]: where source or target alone limit a flow; None of other methods."""
+        """[layer, query, key]: where source or target alone limits a flow; None if not flow."""
         return None if self.limits is None else self.limits != LIMITS.index("between")
 
     @cached_property
     def spread(self) -> Floats:
-        """[layer, query]: 0 where a row is even, and says nothing, to 1 where all is on one key.
+        """[layer, query]: from 0, where a row is even and says nothing, to 1, all on one key.
 
-        Half the summed distance of the row, made to sum to 1, from even over the n keys that it
-        may see, divided by the largest that this can be, 1 - 1/n.
+        The total variation distance between the row, normalised to sum to 1, and the uniform
+        distribution over the n keys that it may see, divided by its maximum, 1 - 1/n.
         """
         places = range(len(self.layers))
         return np.stack([measure_spread(self.values[at], self._visible(at)) for at in places])
 
     @property
     def visible_keys(self) -> npt.NDArray[np.int64]:
-        """[layer, query]: how many keys (or groups) each row may see."""
+        """[layer, query]: the number of keys (or groups) that a row may see."""
         return np.stack([self._visible(place).sum(axis=1) for place in range(len(self.layers))])
 
     def _visible(self, place: int) -> npt.NDArray[np.bool_]:
-        """[query, key] of the layer at this place: the keys that each query may see.
+        """[query, key] of the layer at this place: the keys that the queries may see.
 
         A step through a layer with window w leads at most w - 1 positions away. A group is seen
         if one of its positions is.
@@ -162,7 +160,7 @@ class TokenAttention(Table):
         return values
 
     def select(self, position: int, layer: int | None = None) -> "TokenAttention":
-        """The same with one position of one layer only.
+        """A copy with one position of one layer only.
 
         Parameters
         ----------
@@ -188,7 +186,7 @@ class TokenAttention(Table):
         Parameters
         ----------
         k
-            At most so many.
+            The maximum number of keys.
         position
             As in `at`; if None, the first position of this result, or the last if it is causal.
         layer
@@ -231,9 +229,9 @@ class TokenAttention(Table):
         return self.layers.index(layer), self.positions.index(counted)
 
     def by_word(self) -> "TokenAttention":
-        """The same with the tokens of each word summed over keys; a token of no word stands alone.
+        """A copy with the keys of a word summed; a token without a word stands alone.
 
-        Flow refuses: the flow to a word is no sum, it is what `flow(..., groups="words")` gives.
+        Flow refuses, as the flow to a word is not a sum: `flow(..., groups="words")` computes it.
         """
         if self.normalize == "receptive_field":
             raise OptionError(
@@ -255,7 +253,7 @@ class TokenAttention(Table):
         )
 
     def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:
-        """(method, layer, position, query, key, token, value) of each value."""
+        """One (method, layer, position, query, key, token, value) per value."""
         for matrix, layer in zip(self.values, self.layers, strict=True):
             for row, position, query in zip(
                 matrix.tolist(), self.positions, self.queries, strict=True
@@ -296,19 +294,7 @@ class TokenAttention(Table):
             bar="value",
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write all values, and where they came from; the ending of the name says how.
-
-        Parameters
-        ----------
-        path
-            A file that ends in .csv (one line per value), .json or .npz.
-        """
-        return write_by_ending(
-            path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
-        )
-
-    def _write_json(self, file: IO[bytes]) -> None:
+    def _content(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "method": self.method,
             "edges": self.edges,
@@ -318,36 +304,17 @@ class TokenAttention(Table):
             "bottom": self.bottom,
             "tokens": self.tokens,
             "queries": self.queries,
-            "values": self.values.tolist(),
+            "values": self.values,
         }
         if self.groups is not None:
             content["groups"] = [group.positions for group in self.groups]
         if self.saturated is not None:
-            content["saturated"] = self.saturated.tolist()
-        if self.source is not None:
-            content["source"] = self.source.to_dict()
-        file.write(dump_json(content).encode())
+            content["saturated"] = self.saturated
+        return content
 
-    def _write_npz(self, file: IO[bytes]) -> None:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "values": self.values,
-            "layers": np.array(self.layers),
-            "positions": np.array(self.positions),
-            "tokens": np.array(self.tokens),
-            "queries": np.array(self.queries),
-            "method": np.array(self.method),
-            "edges": np.array(self.edges),
-            "normalize": np.array(self.normalize or "none"),
-            "bottom": np.array(-1 if self.bottom is None else self.bottom),
-        }
-        if self.groups is not None:  # each key's positions, one after another, and how many it has
-            arrays["group_positions"] = np.concatenate([group.positions for group in self.groups])
-            arrays["group_lengths"] = np.array([len(group.positions) for group in self.groups])
-        if self.saturated is not None:
-            arrays["saturated"] = self.saturated
-        if self.source is not None:
-            arrays["source"] = np.array(self.source.to_json())
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    def _arrays(self) -> dict[str, Any]:
+        bottom = -1 if self.bottom is None else self.bottom
+        return {**super()._arrays(), "normalize": self.normalize or "none", "bottom": bottom}
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)

@@ -1,23 +1,20 @@
 """What `max_flow` returns: `MaxFlow`, one maximum flow with its edges and its cut."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
-from attnflow.core.files import dump_json, write_by_ending
+from attnflow.core.formatting import VIEW_ROWS, Panel, format_number
 from attnflow.core.provenance import Source
-from attnflow.core.tables import VIEW_ROWS, Panel, Table, format_number
+from attnflow.core.tables import ArrayTable
 from attnflow.core.text import show_token
 
 
 @dataclass(frozen=True, eq=False)
-class MaxFlow(Table):
+class MaxFlow(ArrayTable):
     """One maximum flow: its value, the flow on every edge, and the edges that limit it.
 
     As a table it has the edges that carry flow, and those of the cut, from the top down: `layer`,
@@ -39,7 +36,7 @@ class MaxFlow(Table):
         (layer, query, key) of every edge of a minimum cut. All of them are full, and their
         capacities sum to the value.
     cut_capacity
-        That sum.
+        The sum of the capacities of the cut.
     tokens
         The names of the positions.
     provenance
@@ -53,6 +50,7 @@ class MaxFlow(Table):
     """
 
     columns = ("layer", "position", "query", "key", "token", "flow", "cut")
+    _source_field = "provenance"
 
     value: float
     source: tuple[int, int]
@@ -70,7 +68,7 @@ class MaxFlow(Table):
         return end if isinstance(end, tuple) else (end,)
 
     def rows(self) -> Iterator[tuple[int, int, str, int, str, float, bool]]:
-        """(layer, position, query, key, token, flow, cut) of each edge with flow or in the cut."""
+        """One (layer, position, query, key, token, flow, cut) per edge with flow or in the cut."""
         lowest = self.target[0] + 1
         limiting = set(self.cut)
         carrying = {(int(at) + lowest, int(q), int(k)) for at, q, k in np.argwhere(self.edges > 0)}
@@ -80,10 +78,6 @@ class MaxFlow(Table):
             flow = float(self.edges[layer - lowest, query, key])
             names = self.tokens[query], self.tokens[key]
             yield layer, query, names[0], key, names[1], flow, (layer, query, key) in limiting
-
-    @property
-    def _provenance(self) -> Source | None:
-        return self.provenance
 
     def _view(self) -> Iterator[Panel]:
         """The value, and the edges with the largest flow in their order."""
@@ -105,21 +99,9 @@ class MaxFlow(Table):
             bar="flow",
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the flow, and where it came from; the ending of the name says how.
-
-        Parameters
-        ----------
-        path
-            A file that ends in .csv (the table), .json (the edges that carry flow as [layer,
-            query, key, flow]) or .npz (all edges).
-        """
-        return write_by_ending(
-            path, {".csv": self._write_csv, ".json": self._write_json, ".npz": self._write_npz}
-        )
-
-    def _write_json(self, file: IO[bytes]) -> None:
-        content: dict[str, Any] = {
+    def _content(self) -> dict[str, Any]:
+        """The edges are those that carry flow, as [layer, query, key, flow]."""
+        return {
             "value": self.value,
             "source": self.source,
             "target": self.target,
@@ -130,24 +112,19 @@ class MaxFlow(Table):
             "cut": self.cut,
             "cut_capacity": self.cut_capacity,
         }
-        if self.provenance is not None:
-            content["provenance"] = self.provenance.to_dict()
-        file.write(dump_json(content).encode())
 
-    def _write_npz(self, file: IO[bytes]) -> None:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "value": np.array(self.value),
-            "source": np.array(self.source),
-            "target_layer": np.array(self.target[0]),
-            "target_positions": np.array(self.targets),
-            "tokens": np.array(self.tokens),
+    def _arrays(self) -> dict[str, Any]:
+        """The edges are all of them, as `edges` has them."""
+        return {
+            "value": self.value,
+            "source": self.source,
+            "target_layer": self.target[0],
+            "target_positions": self.targets,
+            "tokens": self.tokens,
             "edges": self.edges,
             "cut": np.array(self.cut, dtype=np.int64).reshape(-1, 3),
-            "cut_capacity": np.array(self.cut_capacity),
+            "cut_capacity": self.cut_capacity,
         }
-        if self.provenance is not None:
-            arrays["provenance"] = np.array(self.provenance.to_json())
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         ends = f"from {self.source} to {self.target}"

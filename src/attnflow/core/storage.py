@@ -1,4 +1,4 @@
-"""Attention weights in files: .npz with all that is known of them, and plain arrays of others."""
+"""Attention weights in files: .npz with all fields of an `Attention`, or plain arrays."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ FORMAT = 1  # of the .npz file
 
 
 def pack_attention(attention: "Attention") -> dict[str, Array]:
-    """All that an Attention knows, as plain arrays by name."""
+    """All fields of an Attention, as plain arrays by name."""
     arrays: dict[str, Array] = {
         "format": np.array(FORMAT),
         "weights": attention.weights,
@@ -45,7 +45,7 @@ def pack_attention(attention: "Attention") -> dict[str, Array]:
     return arrays
 
 
-# how each argument of an Attention is read from its array
+# how the arguments of an Attention are read from their arrays
 READERS: dict[str, Callable[[Array], Any]] = {
     "weights": lambda array: array,
     "causal": bool,

@@ -4,69 +4,51 @@ The columns have one meaning in every result: `position` and `query` are the exp
 its token, `key` and `token` the place and the name of an input token.
 """
 
-import html
 import io
-import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
-from numbers import Integral, Real
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
-from attnflow.core.checks import check_count
-from attnflow.core.files import write_csv
+import numpy as np
+
+from attnflow.core.files import Writer, dump_json, write_by_ending, write_csv
+from attnflow.core.formatting import (
+    Panel,
+    count_rows,
+    format_html,
+    format_latex,
+    format_markdown,
+    take_rows,
+)
 from attnflow.core.provenance import Source
-from attnflow.core.text import clean_text, show_token
+from attnflow.core.text import clean_text
 from attnflow.errors import MissingExtraError, printable
 
 if TYPE_CHECKING:
     import pandas
 
-TOKEN_COLUMNS = ("query", "token")  # whose cells are tokens, with the marks of their tokenizer
-VIEW_ROWS = 30  # of a table in a notebook
-VIEW_CHARACTERS = 40  # of a cell in a notebook
-Row = Sequence[object]
+TABLE_ENDINGS = (".csv", ".json", ".md", ".tex")  # of files that every table can be saved as
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One table as it is printed.
-
-    Parameters
-    ----------
-    header
-        The names of the columns.
-    rows
-        One sequence of cells per row: strings, numbers, or None for an empty cell.
-    caption, note
-        A line above the table, and one below it; empty for none.
-    bar
-        The column whose numbers get a bar behind them in a notebook; None for no bars.
-    """
-
-    header: Sequence[str]
-    rows: Iterable[Row]
-    caption: str = ""
-    note: str = ""
-    bar: str | None = None
-
-
-class Table:
+class Table(ABC):
     """A result that is a table: a subclass names its `columns` and yields its `rows`.
 
     A subclass may override `_panels`, what Markdown and LaTeX print, where this is not all rows
-    one below another, and `_view`, what a notebook shows, where this is less.
+    one below another; `_view`, what a notebook shows, where this is less; and `_content`, what
+    JSON holds, where this is more.
     """
 
     columns: ClassVar[tuple[str, ...]]
+    _source_field: ClassVar = "source"  # which says where the result came from
 
+    @abstractmethod
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """The rows, one value per column."""
-        raise NotImplementedError
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """All rows as a table of pandas; `.attrs["source"]` says where they came from."""
+        """All rows as a DataFrame; `.attrs["source"]` says where they came from."""
         try:
             import pandas
         except ImportError as error:
@@ -93,13 +75,20 @@ class Table:
         self._write_csv(file)
         return file.getvalue().decode()
 
+    def to_json(self) -> str:
+        """The result as JSON, as `save` writes it, with where it came from, if that is known."""
+        content = self._content()
+        if self._provenance is not None:
+            content[self._source_field] = self._provenance.to_dict()
+        return dump_json(content)
+
     def to_markdown(self, *, limit: int | None = None) -> str:
         """The rows as a table in Markdown.
 
         Parameters
         ----------
         limit
-            Print at most so many rows; all if None.
+            The maximum number of rows; all if None.
         """
         lines = []
         for panel in self._panels():
@@ -120,7 +109,7 @@ class Table:
         Parameters
         ----------
         limit
-            Print at most so many rows; all if None.
+            The maximum number of rows; all if None.
         """
         lines = []
         for panel in self._panels():
@@ -132,6 +121,29 @@ class Table:
             lines.append(f"% source: {printable(self._provenance)}")
         return "\n".join([*lines, ""])
 
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result, and where it came from; the ending of the name says how.
+
+        Parameters
+        ----------
+        path
+            A file that ends in .csv, .json, .md or .tex; results that are arrays also take .npz.
+        """
+        return write_by_ending(path, self._writers())
+
+    def _writers(self) -> dict[str, Writer]:
+        """How to write a file, by the ending of its name."""
+
+        def make_writer(form: Callable[[], str]) -> Writer:
+            return lambda file: file.write(form().encode(errors="backslashreplace"))
+
+        texts = map(make_writer, (self.to_json, self.to_markdown, self.to_latex))
+        return dict(zip(TABLE_ENDINGS, (self._write_csv, *texts), strict=True))
+
+    def _content(self) -> dict[str, Any]:
+        """What JSON holds, by name: rows by their columns."""
+        return {"table": [dict(zip(self._columns, row, strict=True)) for row in self.rows()]}
+
     def _repr_html_(self) -> str:
         return format_html(self._view(), self._provenance)
 
@@ -142,7 +154,7 @@ class Table:
         return self._panels()
 
     def _by_column(self) -> dict[str, Sequence[Any]]:
-        """The values of each column; for a result that has them as arrays, to override."""
+        """The values by column; a result that has them as arrays overrides this."""
         rows = (
             [clean_text(cell) if isinstance(cell, str) else cell for cell in row]
             for row in self.rows()
@@ -158,7 +170,7 @@ class Table:
     @property
     def _provenance(self) -> Source | None:
         """Where the result came from."""
-        source: Source | None = getattr(self, "source", None)
+        source: Source | None = getattr(self, self._source_field, None)
         return source
 
     def _write_csv(self, file: IO[bytes]) -> None:
@@ -169,213 +181,30 @@ class Table:
         write_csv(file, [*self._columns, "source"], ((*row, source) for row in self.rows()))
 
 
-def take_rows(rows: Iterable[Row], limit: int | None) -> tuple[list[Row], int]:
-    """At most so many rows, all if None, and how many are left."""
-    if limit is not None:
-        check_count("limit", limit)
-    remaining = iter(rows)
-    return list(islice(remaining, limit)), sum(1 for _ in remaining)
+class ArrayTable(Table):
+    """A table whose values are arrays, which .npz files hold too."""
 
+    @abstractmethod
+    def _content(self) -> dict[str, Any]:
+        """What JSON holds, by name: arrays as they are, `groups` as lists of positions."""
 
-def count_rows(rows: Sequence[Row], left: int) -> str:
-    """What a table that was cut says of itself; nothing if it was not."""
-    return f"{len(rows):,} of {len(rows) + left:,} rows" if left else ""
+    def _arrays(self) -> dict[str, Any]:
+        """What an .npz file holds, by name; overridden where JSON has what no array can be.
 
+        Groups become one array of all their positions and one of their lengths.
+        """
+        arrays = self._content()
+        groups = arrays.pop("groups", None)
+        if groups is not None:
+            arrays["group_positions"] = np.concatenate(groups)
+            arrays["group_lengths"] = np.array([len(positions) for positions in groups])
+        return arrays
 
-# ---- cells --------------------------------------------------------------------------------------
+    def _writers(self) -> dict[str, Writer]:
+        return {**super()._writers(), ".npz": self._write_npz}
 
-
-def format_number(value: float) -> str:
-    """A number as every table prints it: four decimals, or a power of ten where these say nothing.
-
-    >>> [format_number(value) for value in (0.25, 0, 1e-7, -12.5)]
-    ['0.2500', '0', '1.00e-07', '-12.5000']
-    """
-    if value == 0:
-        return "0"
-    return f"{value:.4f}" if 1e-4 <= abs(value) < 1e6 or value != value else f"{value:.2e}"
-
-
-def format_cell(value: object, column: str = "") -> str:
-    """One cell as text, in one line, with everything in it visible.
-
-    >>> format_cell("Ġkey", "token"), format_cell(None), format_cell(3), format_cell(0.5)
-    ('key', '', '3', '0.5000')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Real) and not isinstance(value, Integral):
-        return format_number(float(value))
-    return show_token(str(value)) if column in TOKEN_COLUMNS else printable(value)
-
-
-def format_row(header: Sequence[str], row: Row) -> list[str]:
-    """The cells of one row as text; tokens are those in the columns of tokens."""
-    return [format_cell(cell, name) for name, cell in zip(header, row, strict=True)]
-
-
-def find_numbers(header: Sequence[str], rows: Sequence[Row]) -> list[bool]:
-    """Which columns hold numbers, and stand to the right."""
-    return [
-        bool(rows)
-        and all(
-            row[place] is None
-            or (isinstance(row[place], Real) and not isinstance(row[place], bool))
-            for row in rows
-        )
-        for place in range(len(header))
-    ]
-
-
-# ---- Markdown -----------------------------------------------------------------------------------
-
-
-def format_markdown(header: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    r"""The lines of a table in Markdown, pipes in cells escaped.
-
-    >>> print(*format_markdown(["token", "value"], [("a|b", 0.5)]), sep="\n")
-    | token | value |
-    | --- | --- |
-    | a\|b | 0.5000 |
-    """
-    lines = [list(header), *(format_row(header, row) for row in rows)]
-    cells = [[cell.replace("|", r"\|") for cell in line] for line in lines]
-    cells.insert(1, ["---"] * len(header))
-    return [f"| {' | '.join(line)} |" for line in cells]
-
-
-# ---- LaTeX --------------------------------------------------------------------------------------
-
-LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "^": r"\textasciicircum{}",
-        "~": r"\textasciitilde{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        **{character: f"\\{character}" for character in "{}$&#_%"},
-        # at the start of a row LaTeX would read these as options of the line break before it
-        **{character: f"{{{character}}}" for character in "[]*"},
-        # what `show_token` and the tables themselves write
-        "␣": r"\textvisiblespace{}",
-        "∅": r"$\emptyset$",
-        "±": r"$\pm$",
-        "…": r"\dots{}",
-    }
-)
-LIGATURES = re.compile(r"([-`',])(?=\1)|[?!](?=`)")  # would print as a character of another kind
-
-
-def escape_latex(text: str) -> str:
-    r"""A text that LaTeX prints as it stands, and none of which it executes.
-
-    >>> escape_latex(r"50% of \input{x}")
-    '50\\% of \\textbackslash{}input\\{x\\}'
-    """
-    return LIGATURES.sub(r"\g<0>{}", text.translate(LATEX))
-
-
-def format_latex(header: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    r"""The lines of a tabular with the rules of booktabs; numbers stand to the right.
-
-    >>> print(*format_latex(["token", "value"], [("R&D", 0.5)]), sep="\n")
-    \begin{tabular}{lr}
-    \toprule
-    token & value \\
-    \midrule
-    R\&D & 0.5000 \\
-    \bottomrule
-    \end{tabular}
-    """
-    body = list(rows)
-    numeric = find_numbers(header, body)
-
-    def format_line(row: Row) -> str:
-        cells = map(escape_latex, format_row(header, row))
-        signed = (
-            cell.replace("-", "$-$", 1) if number and cell.startswith("-") else cell
-            for cell, number in zip(cells, numeric, strict=True)
-        )
-        return f"{' & '.join(signed)} \\\\"
-
-    names = " & ".join(map(escape_latex, header))
-    return [
-        f"\\begin{{tabular}}{{{''.join('r' if number else 'l' for number in numeric)}}}",
-        "\\toprule",
-        f"{names} \\\\",
-        "\\midrule",
-        *map(format_line, body),
-        "\\bottomrule",
-        "\\end{tabular}",
-    ]
-
-
-# ---- HTML, for notebooks ------------------------------------------------------------------------
-
-# no colours of text or paper, so that it reads in light and dark notebooks alike; bars are half
-# transparent: blue, and orange for what is negative
-FOR, AGAINST = "rgba(66,146,198,.45)", "rgba(241,105,19,.45)"
-TABLE = "border-collapse:collapse;color:inherit"
-FAINT = "opacity:.7;font-size:90%;margin:.3em 0"
-
-
-def format_html(panels: Iterable[Panel], source: Source | None = None) -> str:
-    """Panels as HTML for a notebook: no script, nothing from outside, some rows of each."""
-    parts = []
-    for panel in panels:
-        rows, left = take_rows(panel.rows, VIEW_ROWS)
-        if panel.caption:
-            parts.append(f'<p style="margin:.5em 0">{html.escape(printable(panel.caption))}</p>')
-        parts.append(format_html_table(panel.header, rows, panel.bar))
-        notes = [note for note in (count_rows(rows, left), panel.note) if note]
-        parts += [f'<p style="{FAINT}">{html.escape(printable(note))}</p>' for note in notes]
-    if source is not None:
-        parts.append(f'<p style="{FAINT}">{html.escape(printable(source))}</p>')
-    return f"<div>{''.join(parts)}</div>"
-
-
-def format_html_table(header: Sequence[str], rows: Sequence[Row], bar: str | None) -> str:
-    """One table; the numbers of column `bar` with bars behind them, longest for the largest."""
-    numeric = find_numbers(header, rows)
-    aligned = [f"padding:.1em .5em;text-align:{'right' if n else 'left'}" for n in numeric]
-    place = None if bar is None else list(header).index(bar)
-    largest = (
-        0.0 if place is None else max((abs(measure_bar(row[place])) for row in rows), default=0)
-    )
-
-    def format_one(cell: object, column: int) -> str:
-        style = aligned[column]
-        if column == place:
-            style += ";min-width:8em"
-        if column == place and largest > 0:
-            value = measure_bar(cell)
-            share = f"{100 * abs(value) / largest:.1f}%"
-            colour = AGAINST if value < 0 else FOR
-            style += f";background:linear-gradient(90deg,{colour} {share},transparent {share})"
-        text = format_cell(cell, header[column])
-        if len(text) > VIEW_CHARACTERS:
-            text = f"{text[: VIEW_CHARACTERS - 1]}…"
-        # bdi: right-to-left text turns nothing around it
-        return f'<td style="{style}"><bdi>{html.escape(text)}</bdi></td>'
-
-    names = "".join(
-        f'<th style="{style}">{html.escape(printable(name))}</th>'
-        for name, style in zip(header, aligned, strict=True)
-    )
-    lines = (
-        f"<tr>{''.join(format_one(cell, column) for column, cell in enumerate(row))}</tr>"
-        for row in rows
-    )
-    return (
-        f'<table style="{TABLE}"><thead><tr>{names}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table>"
-    )
-
-
-def measure_bar(cell: object) -> float:
-    """The number that a bar is as long as; 0 where a cell has none, or none that is finite."""
-    value = float(cell) if isinstance(cell, Real) else 0.0
-    return value if math.isfinite(value) else 0.0
+    def _write_npz(self, file: IO[bytes]) -> None:
+        arrays = {name: np.asarray(value) for name, value in self._arrays().items()}
+        if self._provenance is not None:
+            arrays[self._source_field] = np.array(self._provenance.to_json())
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

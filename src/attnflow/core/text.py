@@ -35,9 +35,9 @@ def strip_marks(token: str) -> str:
 
 
 def show_token(token: str) -> str:
-    r"""A token as a person reads it: no marks of its tokenizer, and nothing that cannot be seen.
+    r"""A token for people to read: no marks of its tokenizer, and nothing invisible.
 
-    Control characters, and all others without a picture of their own, are escaped as in Python.
+    Control characters, and all others that are not printable, are escaped as in Python.
     "␣" is a token of spaces only, "∅" an empty one.
 
     >>> [show_token(token) for token in ("Ġkey", "##s", "Ċ", "Ġ", "", "\x1b[31m")]
@@ -59,7 +59,7 @@ def split_shown(token: str) -> Iterator[str]:
 
 
 def clean_text(text: str) -> str:
-    r"""A text that UTF-8 can say: a lone surrogate, half of a character, is escaped.
+    r"""The text with lone surrogates escaped, so that UTF-8 can encode it.
 
     >>> clean_text("key\ud800")
     'key\\ud800'
@@ -68,7 +68,7 @@ def clean_text(text: str) -> str:
 
 
 def join_subwords(tokens: Sequence[str]) -> str:
-    """One word from its tokens, without marks; a word of nothing but marks keeps them.
+    """Join the tokens of a word, without marks; a word that consists of marks only keeps them.
 
     >>> join_subwords(["un", "##believ", "##able"]), join_subwords(["Ġkey", "s"])
     ('unbelievable', 'keys')
@@ -77,9 +77,9 @@ def join_subwords(tokens: Sequence[str]) -> str:
 
 
 def is_common(token: str, words: Collection[str] = COMMON_WORDS, punctuation: bool = True) -> bool:
-    """Whether a token is one of these words, which are in lower case, or punctuation.
+    """Whether a token is punctuation, or one of `words`, which are in lower case.
 
-    Marks of tokenizers do not count: a token that consists of marks only is punctuation.
+    Marks of tokenizers are ignored: a token that consists of marks only is punctuation.
 
     >>> [is_common(token) for token in ("ĠThe", "##,", "Ċ", "Ġkey")]
     [True, True, True, False]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.core.formatting import FAINT, TABLE, format_number
 from attnflow.core.provenance import Source
-from attnflow.core.tables import FAINT, TABLE, format_number
 from attnflow.core.text import show_token
 from attnflow.errors import printable
 
@@ -20,8 +20,8 @@ VIEW_NAME = 16  # characters of a token beside it
 UPRIGHT = "writing-mode:vertical-rl;transform:rotate(180deg);text-align:left;font-weight:normal"
 
 
-def attention_html(attention: "Attention") -> str:
-    """The top layer's weights, averaged over heads, under a line that says what there is."""
+def format_attention(attention: "Attention") -> str:
+    """A heat map of the top layer's weights, averaged over heads, with a caption."""
     side = slice(0, VIEW_SIDE)
     weights = attention.weights[-1, :, side, side].mean(axis=0, dtype=np.float64)  # [query, key]
     tokens = attention.tokens
@@ -32,7 +32,7 @@ def attention_html(attention: "Attention") -> str:
         weights,
         tokens,
         tokens,
-        caption=f"{repr(attention)[1:-1]}; below, what each query of the top layer looks at{fused}",
+        caption=f"{repr(attention)[1:-1]}; below, what the queries of the top layer look at{fused}",
         source=getattr(attention, "source", None),
     )
 
@@ -47,8 +47,8 @@ def format_heat_map(
 ) -> str:
     """The upper left corner of values [row, column] as coloured cells, the largest the darkest.
 
-    rows, columns: all their names, as tokens; values may hold the corner alone. A cell says its
-    number when the pointer rests on it.
+    rows, columns: the names of all of them, as tokens; values may hold the corner alone. Hovering
+    over a cell shows its number.
     """
     height, width = min(VIEW_SIDE, len(rows)), min(VIEW_SIDE, len(columns))
     corner = values[:height, :width]
@@ -83,6 +83,6 @@ def format_heat_map(
 
 
 def shorten(token: str) -> str:
-    """A token as it is shown beside a heat map."""
+    """A token as a label of a heat map."""
     shown = show_token(token)
     return shown if len(shown) <= VIEW_NAME else f"{shown[: VIEW_NAME - 1]}…"

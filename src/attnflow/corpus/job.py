@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 TRIAL_TEXT = "a b"  # what an importance of the user's is tried on
-Layers = Iterable[int] | int | Mapping[str, Iterable[int] | int] | None
+LayerChoice = Iterable[int] | int | Mapping[str, Iterable[int] | int] | None
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def plan_job(
     model: Model,
     *,
     methods: Choices,
-    layers: Layers,
+    layers: LayerChoice,
     position: str | int,
     normalize: str | None,
     importance: Choices,

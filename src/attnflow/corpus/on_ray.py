@@ -78,7 +78,7 @@ def compute_on_ray(
             for index in pending.missing:  # what nobody vouches for is not counted as written
                 shard_path(folder, index).unlink(missing_ok=True)
             writer = (
-                ray.remote(Writer)
+                ray.remote(ShardWriter)
                 .options(max_restarts=-1, max_task_retries=-1, **at_home)
                 .remote(folder.resolve(), pending.missing)
             )
@@ -293,7 +293,7 @@ def read_answers(data: Any) -> Iterator[tuple[int, ShardRecord]]:
             yield answer["index"], ShardRecord(**json.loads(answer["shard"]))
 
 
-class Writer:
+class ShardWriter:
     """The actor that writes shards, on the machine where the folder is."""
 
     def __init__(self, folder: Path, missing: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""`read_corpus`: the rows that a corpus folder holds, each shard checked against its manifest."""
+"""`read_corpus`: the rows of a corpus folder, its shards checked against the manifest."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -28,7 +28,7 @@ from attnflow.corpus.folder import (
     shard_path,
 )
 from attnflow.corpus.formats import Columns, Notify
-from attnflow.corpus.job import Job, Layers, plan_job
+from attnflow.corpus.job import Job, LayerChoice, plan_job
 from attnflow.corpus.local import FinishedShards, compute_in_processes, compute_in_turn
 from attnflow.corpus.manifest import MANIFEST, MOST_SHARD_ROWS, Manifest, ShardRecord
 from attnflow.corpus.on_ray import compute_on_ray, require_ray
@@ -86,7 +86,7 @@ def explain_corpus(
     label_column: str | None = None,
     keep: str | Sequence[str] | None = None,
     methods: Choices | None = None,
-    layers: Layers = None,
+    layers: LayerChoice = None,
     position: str | int | None = None,
     normalize: str | NotGiven | None = NOT_GIVEN,
     residual: float | None = None,
@@ -148,12 +148,12 @@ def explain_corpus(
         Names of importances ("blank_out", "input_gradient"), or {name: function} as for methods,
         called as f(model, texts, targets); none by default.
     limit
-        At most so many rows.
+        The maximum number of rows.
     batch_tokens
         Tokens that run through the model together; the model's choice by default.
     workers
-        Processes, each with a model of its own and one thread; the result does not depend on their
-        number. One by default, on Ray as many as the cluster has GPUs or cores for.
+        The number of processes, each with its own model and one thread; results do not depend on
+        it. One by default, on Ray as many as the cluster has GPUs or cores for.
     engine
         "local", or "ray".
     address
@@ -267,7 +267,7 @@ def check_engine(
         )
 
 
-def refuse_unknown_layers(layers: Layers, job: Job) -> None:
+def refuse_unknown_layers(layers: LayerChoice, job: Job) -> None:
     """Refuse layers of a method that is not computed."""
     for name in layers if isinstance(layers, Mapping) else ():
         if name not in job.methods:

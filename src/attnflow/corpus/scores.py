@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnflow.analysis.metrics import prefers_lower
-from attnflow.analysis.saving import ReportTable
 from attnflow.analysis.statistics import (
     STATISTIC_NAMES,
     STATISTICS,
@@ -26,9 +25,10 @@ from attnflow.analysis.statistics import (
 from attnflow.analysis.yardsticks import Yardsticks
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
+from attnflow.core.formatting import Panel
 from attnflow.core.groups import word_groups
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Panel
+from attnflow.core.tables import Table
 from attnflow.core.text import is_common
 from attnflow.corpus.manifest import Manifest, removes_positions
 from attnflow.corpus.measured import measure_rows, open_same, stack_values
@@ -40,7 +40,7 @@ STORED_DIGITS = 6  # of a score in float32; what follows is rounding, and breaks
 
 
 @dataclass(frozen=True, eq=False)
-class CorpusReport(ReportTable):
+class CorpusReport(Table):
     """Rank correlations of stored methods with stored importance, and faithfulness, text by text.
 
     Parameters
@@ -48,7 +48,7 @@ class CorpusReport(ReportTable):
     name
         The folder of the corpus.
     layers
-        The layers of each method.
+        The layers by method.
     correlations
         By (against, method): [layer, text]; NaN where a correlation is undefined.
     special_tokens
@@ -166,7 +166,7 @@ def evaluate_corpus(
     special_tokens
         Whether CLS, SEP and the like take part.
     limit
-        At most so many texts.
+        The maximum number of texts.
     seed
         The seed of the bootstrap.
     statistic, undefined, faithfulness, replacement, target_of
@@ -247,7 +247,7 @@ def choose_stored(
 def read_rows(
     folder: Path, manifest: Manifest, columns: Sequence[str]
 ) -> Iterator[Mapping[str, Any]]:
-    """These columns of each row, and what tells which tokens are ranked."""
+    """Some columns of all rows, and what decides which tokens are ranked."""
     removed = ["removed"] if removes_positions(manifest.options) else []
     for batch in read_shards(folder, manifest, ["special", *removed, *columns]):
         yield from batch.to_pylist()
@@ -264,7 +264,7 @@ def find_kept(
 
 
 def round_scores(values: Any) -> Floats:
-    """Scores in float64, relative to the largest of each row, to the digits that float32 holds."""
+    """Scores in float64, relative to the largest of their row, to the digits that float32 holds."""
     scores = np.asarray(values, dtype=np.float64)
     largest = np.abs(scores).max(axis=-1, keepdims=True)
     return np.round(scores / np.where(largest > 0, largest, 1.0), STORED_DIGITS)

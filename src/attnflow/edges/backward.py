@@ -6,9 +6,11 @@ weight follows from that output's (capturing/mixing.py).
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from attnflow.capturing.assembly import read_arguments
+from attnflow.capturing.recomputing import save_memory
 from attnflow.errors import OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.inputs import Encoded
@@ -42,10 +44,12 @@ def find_gradients(
     if target_of not in WATCHED:
         raise OptionError(f"unknown target_of {target_of!r}; choose from {', '.join(WATCHED)}")
     outputs: list[torch.Tensor] = []
+    goes_on = True
 
     def listen(attend: Attend, module: Any, *given: Any, **options: Any) -> Any:
         output = attend.function(module, *given, **options)
-        outputs.append(output[0])
+        if goes_on:  # else a block is computed again, on the way back
+            outputs.append(output[0])
         return output
 
     places = [model.logit_position(encoded, model.locate(encoded, position)) for encoded in inputs]
@@ -55,12 +59,31 @@ def find_gradients(
         torch.enable_grad(),
         running(model),
         follow_gradients(model) as arguments_of,
+        save_memory(model, len(inputs) * max(len(encoded.tokens) for encoded in inputs)),
         intercepting(listen),
     ):
-        output = model.model(**arguments_of(read_arguments(model, inputs)))
+        arguments, places = keep_logits(model, read_arguments(model, inputs), places)
+        output = model.model(**arguments_of(arguments))
+        goes_on = False
         logits = model.read_logits(output, places)  # [sequence, class]
         watched = watch_target(model, logits, target, target_of)
         return list(torch.autograd.grad(watched.sum(), outputs))
+
+
+def keep_logits(
+    model: Model, arguments: dict[str, Any], places: list[int]
+) -> tuple[dict[str, Any], list[int]]:
+    """Arguments that ask for the logits at these places alone, and where they are then.
+
+    Where a model cannot do so, both are as they were.
+    """
+    import torch
+
+    if "logits_to_keep" not in signature(model.model.forward).parameters:
+        return arguments, places
+    kept = sorted(set(places))
+    chosen = torch.tensor(kept, device=model.device)
+    return arguments | {"logits_to_keep": chosen}, [kept.index(place) for place in places]
 
 
 @contextmanager

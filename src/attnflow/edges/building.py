@@ -19,11 +19,13 @@ from attnflow.capturing.assembly import (
 )
 from attnflow.capturing.following import Pending
 from attnflow.capturing.mixing import LayerMix, ModuleReader, Span, make_mix
+from attnflow.capturing.rerunning import record_blocks
 from attnflow.core.arrays import Array
 from attnflow.core.checks import check_residual
 from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.edges.backward import OneTarget, Target, find_gradients
 from attnflow.edges.choosing import EdgeWeight, check_fusion, read_edges
+from attnflow.edges.zeroing import refuse_cross
 from attnflow.errors import OptionError
 from attnflow.models.families import name_part
 from attnflow.models.inputs import AnInput, Encoded, OneInput, are_many, batches
@@ -83,8 +85,8 @@ def attention_graph(
     edges
         What an edge weighs: "attention"; "effective", without what changes no output; "norm", the
         length of what a key brought; "contribution", how much nearer it brought the stream to what
-        it became; "gradient", attention times its gradient, where positive; or what `edge_weight`
-        makes.
+        it became; "gradient", attention times its gradient, where positive; "value_zeroing", how
+        the block's output turns without a key's value; or what `edge_weight` makes.
     target
         What gradient edges watch: a class by name or number, for language models a token; or a pair
         of them, whose difference is watched. What the model predicts if None.
@@ -118,7 +120,7 @@ def attention_graph(
     others = drop_attention(weights)
     for batch in batches(encoded, model.batch_tokens):
         chosen = [encoded[place] for place in batch]
-        run, made = run_edges(model, chosen, others, heads, **options)
+        run, made = run_edges(model, chosen, others, heads, logits=False, **options)
         for place, attention, by_name in zip(batch, run.attentions, made, strict=True):
             graphs[place] = (
                 next(iter(by_name.values()))
@@ -136,6 +138,7 @@ def capture_mix(
     target_of: str = "logit",
     position: int | None = None,
     gradient: bool = False,
+    rerun: bool = False,
 ) -> list[LayerMix]:
     """What each layer mixed on one input, for a study of one's own.
 
@@ -149,6 +152,8 @@ def capture_mix(
         What the gradient is of, as for `attention_graph`.
     gradient
         Whether to compute it.
+    rerun
+        Whether each layer can be run again without some values, and has its output.
 
     >>> from attnflow import load
     >>> mix = capture_mix(load("verb-number"), "the key to the cabinets")[5]
@@ -165,7 +170,8 @@ def capture_mix(
     gradients = None
     if gradient:
         gradients = find_gradients(model, [encoded], target, target_of, position)
-    run_batch(model, [encoded], "mean", tell_mixes(model, [encoded], gradients, tell))
+    finish = tell_mixes(model, [encoded], gradients, tell, rerun)
+    run_batch(model, [encoded], "mean", finish, logits=False)
     return mixes
 
 
@@ -197,14 +203,18 @@ def run_edges(
     residual: float | None = None,
     position: int | None = None,
     must_fuse: bool = False,
+    logits: bool = True,
 ) -> tuple[ForwardPass, list[dict[str, AttentionGraph]]]:
     """One forward pass, and the graphs of each input by the name of their edges.
 
     weights: those that are not attention. heads: how attention is fused, None to keep every head;
     edges are fused by their mean then. must_fuse: refuse edges that have no heads to fuse.
+    logits: whether the model's scores are wanted.
     """
     if not weights:
-        return run_batch(model, inputs, heads), [{} for _ in inputs]
+        return run_batch(model, inputs, heads, logits=logits), [{} for _ in inputs]
+    if model.is_encoder_decoder and (blind := [n for n, w in weights.items() if not w.cross]):
+        refuse_cross(blind[0], model.name)
     gradients = None
     if any(weight.gradient for weight in weights.values()):
         gradients = find_gradients(model, inputs, target, target_of, position)
@@ -217,7 +227,9 @@ def run_edges(
         for name, matrix in weigh_layer(mix, weights, heads, must_fuse).items():
             layers[place][name].append(widen_layer(model, inputs[place], mix.name, matrix))
 
-    run = run_batch(model, inputs, heads, tell_mixes(model, inputs, gradients, tell))
+    rerun = any(weight.rerun for weight in weights.values())
+    finish = tell_mixes(model, inputs, gradients, tell, rerun)
+    run = run_batch(model, inputs, heads, finish, logits=logits)
     order, titles = order_layers(names) if model.is_encoder_decoder else (range(len(names)), None)
     graphs: list[dict[str, AttentionGraph]] = []
     for encoded, by_name in zip(inputs, layers, strict=True):
@@ -225,10 +237,17 @@ def run_edges(
         if words is not None:
             words = (*words, *[None] * len(encoded.decoder_tokens))
         tokens = (*encoded.tokens, *encoded.decoder_tokens)
-        stacks = {name: np.stack([rows[n] for n in order]) for name, rows in by_name.items()}
+        stacks = {name: stack_layers(rows, order) for name, rows in by_name.items()}
         known = {"tokens": tokens, "words": words, "layer_names": titles}
         graphs.append(make_graphs(model, weights, stacks, residual, **known))
     return run, graphs
+
+
+def stack_layers(layers: list[Array], order: Sequence[int]) -> Array:
+    """[layer, query, key], in this order; the list is emptied."""
+    stack = np.stack([layers[number] for number in order])
+    layers.clear()
+    return stack
 
 
 def weigh_layer(
@@ -264,6 +283,7 @@ def make_graphs(
             residual=mixed,
             edge_name=name,
             source=replace(source, edges=name, residual=mixed),
+            copy=False,
             **known,
         )
     return graphs
@@ -274,21 +294,28 @@ def tell_mixes(
     inputs: Sequence[Encoded],
     gradients: Any,
     tell: Callable[[int, LayerMix], None],
+    rerun: bool = False,
 ) -> Callable[[int, Pending], None]:
     """What `run_batch` is to call per layer: `tell(place, mix)` for each input.
 
-    gradients: what `find_gradients` gave; None if no gradient is needed.
+    gradients: what `find_gradients` gave; None if no gradient is needed. rerun: whether a mix is to
+    know its block.
     """
     reader = ModuleReader(model.model)
+    # a block runs again for one input, without padding
+    blocks = [record_blocks(model, encoded) for encoded in inputs] if rerun else None
 
     def finish(number: int, layer: Pending) -> None:
         part = name_part(layer.wiring.attention) if model.is_encoder_decoder else "alone"
-        gradient = None if gradients is None else gradients[number]
+        gradient = None
+        if gradients is not None:  # each is used once
+            gradient, gradients[number] = gradients[number], None
         for place, encoded in enumerate(inputs):
             source = len(encoded.tokens)
             queries = source if part in ("alone", "encoder") else len(encoded.decoder_ids)
             span = Span(slice(0, queries), slice(0, queries if part == "decoder" else source))
-            tell(place, make_mix(reader, layer, place, span, gradient))
+            mix = make_mix(reader, layer, place, span, gradient)
+            tell(place, mix if blocks is None else blocks[place][number].join(mix))
 
     return finish
 

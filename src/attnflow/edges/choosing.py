@@ -15,6 +15,7 @@ from attnflow.edges.effective import weigh_effective
 from attnflow.edges.lengths import weigh_lengths
 from attnflow.edges.plain import weigh_attention
 from attnflow.edges.relevance import weigh_relevance
+from attnflow.edges.zeroing import weigh_zeroing
 from attnflow.errors import OptionError
 
 RESIDUALS = ("inside", "mixed")
@@ -39,6 +40,10 @@ class EdgeWeight:
         Whether the residual connection stands in the graph with weight 1, beside the weights.
     signed
         Whether `compute` may give negative weights, which become 0 once heads are fused.
+    rerun
+        Whether it needs the block run again without some values.
+    cross
+        Whether it has edges for attention to another sequence.
     """
 
     name: str
@@ -47,6 +52,8 @@ class EdgeWeight:
     gradient: bool = False
     identity: bool = False
     signed: bool = False
+    rerun: bool = False
+    cross: bool = True
 
     def __call__(self, mix: LayerMix) -> Any:
         """What `compute` says of one layer."""
@@ -65,7 +72,12 @@ class EdgeWeight:
             Refuse heads other than "mean" where it does not.
         """
         values = call_own(f"edges {self.name!r} of {mix.name}", self.compute, mix)
-        values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+        has_heads = False
+        if hasattr(values, "detach"):
+            values = values.detach().cpu()
+            if values.ndim == 3 and len(values):
+                values, has_heads = fuse_heads(values, heads), True
+            values = values.numpy()
         try:
             if np.iscomplexobj(values):
                 raise TypeError("an edge weight is one number")
@@ -77,7 +89,7 @@ class EdgeWeight:
             ) from error
         if edges.ndim == 3 and len(edges):
             edges = np.asarray(FUSIONS[heads](edges, axis=0))
-        elif edges.ndim == 2 and must_fuse and heads != "mean":
+        elif must_fuse and not has_heads and heads != "mean":
             raise OptionError(
                 f"edges {self.name!r} have no heads to fuse; got heads={heads!r}: leave it out"
             )
@@ -110,7 +122,15 @@ EDGES: dict[str, EdgeWeight] = {
     "norm": EdgeWeight("norm", weigh_lengths),
     "contribution": EdgeWeight("contribution", weigh_contributions),
     "gradient": EdgeWeight("gradient", weigh_relevance, gradient=True, identity=True),
+    "value_zeroing": EdgeWeight("value_zeroing", weigh_zeroing, rerun=True, cross=False),
 }
+
+
+def fuse_heads(values: Any, heads: str) -> Any:
+    """[query, key]: a tensor [head, query, key] fused, in its own precision."""
+    if heads == "mean":
+        return values.mean(dim=0)
+    return values.amax(dim=0) if heads == "max" else values.amin(dim=0)
 
 
 def edge_weight(
@@ -119,6 +139,7 @@ def edge_weight(
     *,
     residual: str = "inside",
     gradient: bool = False,
+    rerun: bool = False,
 ) -> EdgeWeight:
     """Make an edge weight of your own.
 
@@ -134,6 +155,8 @@ def edge_weight(
         for attention.
     gradient
         Whether `LayerMix.gradient` is needed.
+    rerun
+        Whether `LayerMix.rerun` and `LayerMix.output` are needed.
 
     >>> values = edge_weight("values", lambda mix: mix.attention.mean(0), residual="mixed")
     >>> values.name, values.residual
@@ -146,7 +169,7 @@ def edge_weight(
         raise OptionError(f"unknown residual {residual!r}; choose from {', '.join(RESIDUALS)}")
     if not callable(compute):
         raise OptionError(f"compute must be a function; got {type(compute).__name__}")
-    return EdgeWeight(name, compute, residual, gradient)
+    return EdgeWeight(name, compute, residual, gradient, rerun=rerun)
 
 
 def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:

@@ -17,7 +17,7 @@ from attnflow.edges.lengths import normalise_rows
 if TYPE_CHECKING:
     import torch
 
-KEYS = 64  # of one task; numbers do not depend on it
+KEYS = 16  # of one task, a cache line of weights; numbers do not depend on it
 
 
 def weigh_contributions(mix: LayerMix) -> "torch.Tensor":
@@ -27,16 +27,17 @@ def weigh_contributions(mix: LayerMix) -> "torch.Tensor":
     from attnflow.edges.contribution_kernel import measure_contributions
 
     arrays = {
-        "weights": mix.weights.permute(2, 1, 0),  # [key, query, head]
-        "vectors": mix.vectors.transpose(0, 1),  # [key, head, width]
+        "weights": mix.weights,
+        "vectors": mix.vectors,
         "residual": mix.residual,
         "stream": mix.stream,
+        "lengths": mix.stream.abs().sum(dim=-1),
         "own": mix.own,
     }
     given: dict[str, Any] = {
         name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in arrays.items()
     }
-    keys, queries, _ = given["weights"].shape
+    _, queries, keys = given["weights"].shape
     edges = np.zeros((queries, keys), np.float32)
 
     def run(start: int) -> None:

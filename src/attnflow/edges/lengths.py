@@ -19,16 +19,33 @@ def weigh_lengths(mix: LayerMix) -> "torch.Tensor":
     import torch
 
     vectors = mix.vectors.transpose(0, 1)  # [key, head, width]
-    gram = vectors @ vectors.transpose(1, 2)  # [key, head, head]
-    weights = mix.weights.permute(2, 1, 0)  # [key, query, head]
-    squares = ((weights @ gram) * weights).sum(dim=-1).T  # [query, key]
+    squares = measure_forms(mix.weights, vectors @ vectors.transpose(1, 2))
     queries = torch.arange(len(mix.own), device=mix.own.device)
     # the query itself: its residual is added, so the cross terms and its own length are
     own = mix.weights[:, queries, mix.own].T  # [query, head]
     crossed = (vectors[mix.own] @ mix.residual[..., None])[..., 0]  # [query, head]
-    squares = squares.clone()
     squares[queries, mix.own] += 2 * (own * crossed).sum(dim=-1) + mix.residual.pow(2).sum(dim=-1)
     return normalise_rows(squares.clamp_min(0.0).sqrt(), mix.own)
+
+
+def measure_forms(weights: "torch.Tensor", gram: "torch.Tensor") -> "torch.Tensor":
+    """[query, key]: a' G_j a, a the weights of all heads on key j.
+
+    weights: [head, query, key]; gram: [key, head, head].
+    """
+    import torch
+
+    if weights.device.type != "cpu":
+        turned = weights.permute(2, 1, 0)  # [key, query, head]
+        return ((turned @ gram) * turned).sum(dim=-1).T.contiguous()
+    from attnflow.edges.lengths_kernel import measure_squares
+
+    first, second = torch.triu_indices(gram.shape[1], gram.shape[1])
+    products = gram[:, first, second].T * torch.where(first == second, 1.0, 2.0)[:, None]
+    squares = torch.empty(weights.shape[1:])
+    given = (weights.contiguous().numpy(), products.contiguous().numpy(), squares.numpy())
+    measure_squares(*given)
+    return squares
 
 
 def normalise_rows(edges: "torch.Tensor", own: "torch.Tensor") -> "torch.Tensor":

@@ -17,4 +17,4 @@ def weigh_relevance(mix: LayerMix) -> "torch.Tensor":
     """[head, query, key]: the positive part of each weight times its gradient."""
     if mix.gradient is None:
         raise CaptureError(f"the gradient of {mix.name} was not computed")
-    return (mix.attention * mix.gradient).clamp_min(0.0)
+    return (mix.attention * mix.gradient).clamp_(min=0.0)

@@ -121,7 +121,7 @@ def watch_tokens(
 def refuse_reruns(weights: Mapping[str, EdgeWeight]) -> None:
     """Refuse edges that run layers again: a step has no whole layer to run."""
     for name, weight in weights.items():
-        if getattr(weight, "rerun", False):
+        if weight.rerun:
             raise OptionError(
                 f"edges {name!r} run each layer again for every token, which a cache does not"
                 " allow; use them in explain, or edges='contribution' here"

@@ -53,8 +53,8 @@ interface_lock = threading.RLock()
 patched = 0  # captures under way, in all threads
 
 
-class Layers:
-    """Places for the weights of one layer after another, in one array while their shapes agree."""
+class LayerBuffer:
+    """Buffers for the weights of successive layers, in one array while their shapes agree."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -72,7 +72,7 @@ class Layers:
 
 @contextmanager
 def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Call]]:
-    """A list that fills with one Call for each attention that the model computes in this thread.
+    """A list that fills with one Call per attention that the model computes in this thread.
 
     depth: how many layers are expected, so that their weights share one array.
     """
@@ -80,7 +80,7 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
 
     names = {module: name for name, module in model.named_modules()}
     calls: list[Call] = []
-    layers = Layers(depth)
+    layers = LayerBuffer(depth)
 
     def listen(
         attend: Attend,

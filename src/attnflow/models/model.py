@@ -250,7 +250,7 @@ class Model:
 
     @property
     def padding(self) -> int:
-        """The id that stands where there is no token.
+        """The id of padding.
 
         The model's own, which looks for it itself (RoBERTa, decoders that classify).
         """
@@ -317,7 +317,7 @@ class Model:
     def predict(
         self, inputs: "Input | list[Any]", *, position: int | None = None
     ) -> list[tuple[str, float]]:
-        """The most probable label (or token) of each input, with its probability.
+        """The most probable label (or token) per input, with its probability.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ from attnflow.analysis.gradients import REDUCTIONS, input_gradient
 from attnflow.analysis.report import Report
 from attnflow.analysis.token_importance import Importance
 from attnflow.core.files import write_csv, write_file
-from attnflow.core.tables import format_markdown
+from attnflow.core.formatting import format_markdown
 from attnflow.errors import OptionError, RoundingWarning
 from attnflow.models.loading import BUNDLED, load
 from attnflow.models.model import Model
@@ -97,7 +97,7 @@ SENTIMENT = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class PaperTable:
     """A table of the paper beside ours, with and without special tokens."""
 
     printed: Printed
@@ -215,7 +215,7 @@ def compute_verb_number_table(
     seed: int = 0,
     reduce: str = "norm",
     command: str = "",
-) -> Table:
+) -> PaperTable:
     """Table 1 or 2: raw attention, rollout and flow of CLS in all layers.
 
     The sentences are those of the test side of the data, or of our grammar if there is no data.
@@ -245,7 +245,7 @@ def compute_verb_number_table(
         else "attnflow's own grammar, with 0, 1 and 2 attractors"
     )
     done = chosen[: len(report.examples)]
-    return Table(
+    return PaperTable(
         printed,
         report,
         f"{source}; accuracy {measure_accuracy(loaded, done):.3f}",
@@ -262,7 +262,7 @@ def compute_sentiment_table(
     query: str = "max",
     reduce: str = "norm",
     command: str = "",
-) -> Table:
+) -> PaperTable:
     """Table 3: token attention of a sentiment classifier against its input gradients.
 
     By default it is the largest over query positions, as the authors took it.
@@ -284,7 +284,7 @@ def compute_sentiment_table(
     report = evaluate(
         loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, query=query
     )
-    return Table(printed, report, data, command or quote_command_line())
+    return PaperTable(printed, report, data, command or quote_command_line())
 
 
 def choose_importance(

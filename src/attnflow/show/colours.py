@@ -1,4 +1,4 @@
-"""The colours of every view: the scale of token attention, and what methods are told apart by."""
+"""The colours of all views: the scale of token attention, and the look of every method."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -74,7 +74,7 @@ class Look(NamedTuple):
 
 
 def choose_look(name: str, names: Sequence[str]) -> Look:
-    """The look of one of the methods that are drawn together, by its place among the names.
+    """The look of a method by its place among those that are drawn together.
 
     >>> choose_look("mine", ["rollout", "mine"]).colour == OTHER_COLOURS[0]
     True

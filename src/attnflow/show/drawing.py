@@ -1,4 +1,4 @@
-"""What every figure shares: matplotlib's settings, the `Drawing` it returns, files, and checks."""
+"""What all figures share: matplotlib's settings, the `Drawing` they return, files, and checks."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ STYLE: Any = {
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Set matplotlib to attnflow's settings, for the time of one drawing; also a decorator."""
+    """Apply attnflow's matplotlib settings during one drawing; also a decorator."""
     try:
         import matplotlib
     except ImportError as error:
@@ -71,7 +71,7 @@ class Drawing:
     artists
         The artists that hold the data, by name.
     source
-        Where the data came from, which saved files say too; None if unknown.
+        Where the data came from, also in the metadata of saved files; None if unknown.
 
     >>> from attnflow import figures, raw
     >>> drawn = figures.heatmap(raw([[[0.5, 0.5], [1.0, 0.0]]]))
@@ -109,13 +109,13 @@ class Drawing:
 def save(figure: "Figure | Drawing", path: str | os.PathLike[str]) -> Path:
     """Write a figure as .png, .svg or .pdf, by the ending of the name.
 
-    The same data drawn again gives the same bytes. The file of a `Drawing` with a `source` says it
-    in its metadata.
+    The same data drawn again gives the same bytes. The `source` of a `Drawing` is written to the
+    metadata of the file.
 
     Parameters
     ----------
     figure
-        A `Drawing`, or a figure of matplotlib's.
+        A `Drawing`, or a matplotlib figure.
     path
         The file to write.
 
@@ -148,7 +148,7 @@ def _write(ending: str, figure: "Figure", source: str | None, file: IO[bytes]) -
 
 
 def describe_file(ending: str, figure: "Figure", source: str | None) -> dict[str, str | None]:
-    """The metadata of a file: never a date, and what is drawn and where it came from if known."""
+    """The metadata of a file: its content and source if known, and never a date."""
     import matplotlib
 
     undated: dict[str, dict[str, str | None]] = {
@@ -172,7 +172,7 @@ def describe_file(ending: str, figure: "Figure", source: str | None) -> dict[str
 
 
 def describe_sources(results: Iterable[object]) -> str | None:
-    """Where results came from, each source once; None where none of them says it."""
+    """The sources of results without duplicates; None if all are unknown."""
     # the source of a maximum flow is a node, and its provenance has that name
     kept = (getattr(result, name, None) for result in results for name in ("source", "provenance"))
     return "; ".join(dict.fromkeys(str(one) for one in kept if isinstance(one, Source))) or None
@@ -182,14 +182,14 @@ def describe_sources(results: Iterable[object]) -> str | None:
 
 
 def make_figure(width: float, height: float) -> "Figure":
-    """An empty figure, in inches, of no window, which makes room for its labels by itself."""
+    """An empty figure with constrained layout and no window; width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def find_figure(ax: "Axes") -> "Figure":
-    """The whole figure that axes stand in, also when they stand in a part of it."""
+    """The figure of axes, also if they are part of a subfigure."""
     figure: Any = ax.figure
     while figure is not figure.figure:
         figure = figure.figure
@@ -198,12 +198,12 @@ def find_figure(ax: "Axes") -> "Figure":
 
 
 def check_axes(axes: Any, count: int) -> list["Axes"]:
-    """The user's axes, if they are as many as the drawing has panels."""
+    """The user's axes as a list, one per panel."""
     panels = list(np.ravel(np.asarray(axes, dtype=object)))
     if len(panels) != count or not all(hasattr(ax, "imshow") for ax in panels):
         kinds = ", ".join(sorted({type(ax).__name__ for ax in panels}))
         raise OptionError(
-            f"this drawing has {count} panel{'s' * (count > 1)}, one matplotlib Axes each;"
+            f"this drawing has {count} panel{'s' * (count > 1)}, one matplotlib Axes per panel;"
             f" got {len(panels)}: {kinds}"
         )
     return panels
@@ -212,8 +212,8 @@ def check_axes(axes: Any, count: int) -> list["Axes"]:
 # ---- checks -------------------------------------------------------------------------------------
 
 
-def check_result(result: TokenAttention) -> None:
-    """Refuse what is no result, or has values of another shape than its names say."""
+def check_drawable(result: TokenAttention) -> None:
+    """Refuse what is not a `TokenAttention`, or has values of an unexpected shape."""
     if not isinstance(result, TokenAttention):
         raise OptionError(
             "this figure draws a TokenAttention, which raw, rollout and flow give;"
@@ -225,7 +225,7 @@ def check_result(result: TokenAttention) -> None:
 
 
 def check_shape(what: str, values: Any, expected: tuple[int, ...], meaning: str) -> None:
-    """Refuse values of another shape, or that are not finite."""
+    """Refuse values of an unexpected shape, or that are not finite."""
     if np.shape(values) != expected:
         raise OptionError(
             f"{what} must have shape {expected}, for {meaning}; got {np.shape(values)}:"
@@ -249,11 +249,11 @@ def check_explanations(given: Any) -> list[Explanation]:
         listed = "; ".join(", ".join(map(str, other)) or "none" for other in names)
         raise OptionError(
             "explanations that are drawn together must hold the same methods, at least one;"
-            f" got {listed}: explain each with the same methods="
+            f" got {listed}: explain them with the same methods="
         )
     for one in several:
         for name, result in one.results.items():
-            check_result(result)
+            check_drawable(result)
             if len(result.tokens) != len(one.tokens):
                 raise OptionError(
                     f"an explanation's results must have its {len(one.tokens)} tokens;"
@@ -263,7 +263,7 @@ def check_explanations(given: Any) -> list[Explanation]:
 
 
 def check_scale(scale: float | None, *values: Floats) -> float:
-    """The value of the darkest colour, or of the widest edge: the largest one if None."""
+    """The value of the darkest colour, or of the widest edge; the largest value if None."""
     if scale is None:
         return find_largest(values)
     numeric = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
@@ -275,7 +275,7 @@ def check_scale(scale: float | None, *values: Floats) -> float:
 
 
 def find_largest(arrays: Iterable[Floats]) -> float:
-    """The top of a scale that holds all values; 1 if all are zero."""
+    """The largest of all values; 1 if all are zero."""
     return max((float(array.max()) for array in arrays if array.size), default=0.0) or 1.0
 
 

@@ -1,4 +1,4 @@
-"""The figure that is curves: how well each method agrees with importance, layer by layer."""
+"""Curves: how well methods agree with importance, layer by layer."""
 
 from collections.abc import Iterable, Sequence
 from math import ceil
@@ -49,16 +49,16 @@ class Curve(NamedTuple):
 def layer_curves(
     report: Report, *, band: str = "error", axes: "Axes | Iterable[Any] | None" = None
 ) -> Drawing:
-    """Draw the rank correlation of each method with importance by layer, one panel per importance.
+    """Plot rank correlations of methods with importance by layer, one panel per importance.
 
-    A scorer, which has no layers, is a level line.
+    A scorer, which has no layers, is a horizontal line.
 
     Parameters
     ----------
     report
         What `evaluate` returned, with any number of methods.
     band
-        The shade around a mean: its standard error ("error"), or the standard deviation over
+        The band around a mean: its standard error ("error"), or the standard deviation over
         examples ("std").
     axes
         Axes to draw into, one per importance; a new figure if None.
@@ -66,7 +66,7 @@ def layer_curves(
     Returns
     -------
     Drawing
-        Artists: by importance {method: (line, band)}.
+        Artists: {importance: {method: (line, band)}}.
 
     >>> from attnflow import evaluate, load
     >>> texts = ["the key to the cabinets", "the old keys"]
@@ -112,7 +112,7 @@ def layer_curves(
 
 
 def read_curves(report: Report, band: str) -> dict[tuple[str, str], Curve]:
-    """The curve of each (importance, method), in the order of the report."""
+    """The curves by (importance, method), in the order of the report."""
     table: dict[tuple[str, str], list[tuple[int | None, float, float]]] = {}
     for against, method, layer, mean, deviation, examples, undefined, *_ in report.rows():
         if against not in report.against:
@@ -132,10 +132,10 @@ def place_curve(
     layered: Sequence[str],
     method: str,
 ) -> Curve:
-    """Where the rows (layer, mean, half of the band) of one method stand.
+    """The coordinates of the rows (layer, mean, half of the band) of one method.
 
-    layered: the methods that have layers; in a report of one layer they stand side by side, or
-    they would hide each other.
+    layered: the methods that have layers; in a report of one layer they are drawn side by side, or
+    they would cover each other.
     """
     if rows[0][0] is None:  # a scorer: one number for all layers
         (_, mean, half), *_ = rows
@@ -152,7 +152,7 @@ def place_curve(
 
 
 def draw_curve(ax: "Axes", curve: Curve, look: Look) -> tuple[Any, Any]:
-    """The line of a curve, and its band: a shade, or the bar of a single point."""
+    """Draw the line of a curve, and its band: an area, or the error bar of a single point."""
     layers, mean, half = curve
     (line,) = ax.plot(
         layers, mean, color=look.colour, marker=look.marker, ls=look.line, ms=4, lw=1.3
@@ -166,7 +166,7 @@ def draw_curve(ax: "Axes", curve: Curve, look: Look) -> tuple[Any, Any]:
 
 
 def frame_curves(ax: "Axes", layers: Sequence[int]) -> None:
-    """The axes around curves: zero, and the numbers of the layers, every few if they are many."""
+    """Draw a line at zero and the ticks of the layers, only some of them if there are many."""
     ax.axhline(0, color="0.6", lw=0.6, zorder=0)
     ax.set_xlabel("layer")
     ax.spines[["top", "right"]].set_visible(False)

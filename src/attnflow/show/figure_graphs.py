@@ -1,4 +1,4 @@
-"""The figures that are graphs: token attention between layers, and the paths of a maximum flow."""
+"""Graphs: token attention between layers, and the paths of a maximum flow."""
 
 from collections.abc import Iterable, Sequence
 from math import ceil
@@ -15,8 +15,8 @@ from attnflow.show.colours import MARKED, METHOD_COLOURS, choose_look
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
+    check_drawable,
     check_explanations,
-    check_result,
     check_scale,
     check_shape,
     describe_sources,
@@ -55,7 +55,7 @@ def attention_graph(
     scale: float | None = None,
     ax: "Axes | None" = None,
 ) -> Drawing:
-    """Draw the layered graph, each edge as wide and as opaque as its token attention.
+    """Draw the layered graph, with edges as wide and as opaque as their token attention.
 
     The edge from (l, k) to (l-1, j) shows values[l, k, j].
 
@@ -64,13 +64,13 @@ def attention_graph(
     token_attention
         What a method returned, for neighbouring layers.
     position
-        The query whose edges are drawn in front and in colour; no one's if None.
+        The query whose edges are drawn in front and in colour; none if None.
     layer
         The layer of that query; all of them if None.
     orientation
-        Where higher layers stand: "up" or "right".
+        Where higher layers are drawn: "up" or "right".
     strongest
-        How many edges are drawn; if None, all of them up to 40 tokens, 400 beyond.
+        The number of edges drawn; if None, all of them up to 40 tokens, 400 beyond.
     scale
         The value of the widest edge; the largest value if None.
     ax
@@ -86,7 +86,7 @@ def attention_graph(
     >>> attention_graph(result, position=1).save("graph.svg").name
     'graph.svg'
     """
-    check_result(token_attention)
+    check_drawable(token_attention)
     check_orientation(orientation)
     result = token_attention
     layers = find_layers(result)
@@ -136,16 +136,16 @@ def compare_graphs(
     position
         The query whose edges are drawn in front and in colour; the explained one if None.
     orientation
-        Where higher layers stand: "up" or "right".
+        Where higher layers are drawn: "up" or "right".
     strongest
-        How many edges of each graph are drawn; if None, all of them up to 40 tokens, 400 beyond.
+        The number of edges drawn per graph; if None, all of them up to 40 tokens, 400 beyond.
     axes
         Axes to draw into, one per method; a new figure if None.
 
     Returns
     -------
     Drawing
-        Artists: by the name of each method what `attention_graph` names.
+        Artists: {method: the artists of `attention_graph`}.
 
     >>> from attnflow import explain
     >>> compare_graphs(explain("the key to the cabinets", importance=())).save("graphs.pdf").name
@@ -154,7 +154,7 @@ def compare_graphs(
     several = check_explanations(explanation)
     if len(several) != 1:
         raise OptionError(
-            f"compare_graphs draws one explanation; got {len(several)}: call it for each"
+            f"compare_graphs draws one explanation; got {len(several)}: call it for one at a time"
         )
     (explanation,) = several
     check_orientation(orientation)
@@ -202,7 +202,7 @@ def draw_graph(
     strongest: int | None,
     scale: float,
 ) -> dict[str, Any]:
-    """Draw one result into axes that show these layers; the artists that were drawn.
+    """Draw one result into axes that show these layers; returns the artists.
 
     front: (layer, or None for all, and position) whose edges stand in front.
     """
@@ -215,8 +215,8 @@ def draw_graph(
     layer, position = front or (None, None)
     if position is not None:
         result.at(position, layer)  # says what was not computed
-    computed = [each for each in layers if each in result.layers]
-    values = np.stack([result.values[result.layers.index(each)] for each in computed])
+    computed = [layer for layer in layers if layer in result.layers]
+    values = np.stack([result.values[result.layers.index(layer)] for layer in computed])
     edges, weights, notes = select_edges(
         values, computed, result.positions, limit_edges(strongest, size), position
     )
@@ -265,9 +265,9 @@ def flow_paths(
     max_flow
         What `max_flow` returned.
     orientation
-        Where higher layers stand: "up" or "right".
+        Where higher layers are drawn: "up" or "right".
     strongest
-        How many edges are drawn; if None, all of them up to 40 tokens, 400 beyond.
+        The number of edges drawn; if None, all of them up to 40 tokens, 400 beyond.
     ax
         Axes to draw into; a new figure if None.
 

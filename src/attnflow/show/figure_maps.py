@@ -1,4 +1,4 @@
-"""The figures that are heat maps: of one result, of methods beside each other, of a generation."""
+"""Heat maps: of one result, of several methods side by side, of a generation."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
@@ -17,8 +17,8 @@ from attnflow.errors import OptionError
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
+    check_drawable,
     check_explanations,
-    check_result,
     check_scale,
     check_shape,
     describe_sources,
@@ -82,7 +82,7 @@ def heatmap(
     >>> heatmap(result, 1).artists["map"].get_array().shape
     (2, 2)
     """
-    check_result(token_attention)
+    check_drawable(token_attention)
     result = token_attention
     position = result.positions[-1 if result.causal else 0] if position is None else position
     layers, values = stack_rows(result, position)
@@ -113,7 +113,7 @@ def compare_heatmaps(
     Parameters
     ----------
     explanations
-        What `explain` returned, one or a list; each has the same methods, any number of them.
+        What `explain` returned, one or a list of them, all with the same methods.
     position
         The query, or a list with one per explanation; the explained positions if None.
     scale
@@ -124,8 +124,7 @@ def compare_heatmaps(
     Returns
     -------
     Drawing
-        Artists: by the name of each method a list with one map [layer, token] per explanation,
-        and "bar".
+        Artists: {method: a list with one map [layer, token] per explanation}, and "bar".
 
     >>> from attnflow import explain
     >>> compare_heatmaps(explain("the key to the cabinets", importance=())).save("maps.png").name
@@ -134,7 +133,7 @@ def compare_heatmaps(
     several = check_explanations(explanations)
     positions = list_positions(position, several)
     names = list(several[0].results)
-    rows = [  # of each panel: layers, values [layer, token]
+    rows = [  # per panel: layers, values [layer, token]
         stack_rows(result, query)
         for explanation, query in zip(several, positions, strict=True)
         for result in explanation.results.values()
@@ -161,7 +160,7 @@ def compare_heatmaps(
         tokens, query = several[which].tokens, positions[which]
         image = draw_map(ax, values, layers, tokens, scale, query)
         artists[names[place]].append(image)
-        # a title stands once where the maps of each method stand below each other
+        # one title is enough where the maps of a method are in one column
         if which == 0 or not own or columns < len(names):
             set_title(ax, title_method(names[place]))
         if own and place % columns:
@@ -169,7 +168,7 @@ def compare_heatmaps(
         else:
             ax.set_ylabel("layer")
         if stacked and place < len(names) - 1:
-            ax.set_xticks([])  # the tokens of an input stand below the last of its maps
+            ax.set_xticks([])  # only the last map of an input is labelled with its tokens
     images = [image for name in names for image in artists[name]]
     artists.setdefault("bar", add_colour_bar(images, panels))
     return Drawing(find_figure(panels[0]), tuple(panels), artists, describe_sources(several))
@@ -185,12 +184,12 @@ def generation(
     scale: float | None = None,
     ax: "Axes | None" = None,
 ) -> Drawing:
-    """Draw what each generated token looked at: generated tokens down, prompt tokens across.
+    """Draw what generated tokens looked at: generated tokens down, prompt tokens across.
 
     Parameters
     ----------
     generation
-        What `generate` returned, or its token attention, filtered or not, which is drawn as it is.
+        What `generate` returned, or its token attention, filtered or not.
     layer
         The layer that is drawn; the top one if None.
     method
@@ -245,7 +244,7 @@ def generation(
 
 
 def stack_rows(result: TokenAttention, position: int) -> tuple[list[int], Floats]:
-    """The layers from the lowest, and [layer, token] of one position."""
+    """The layers in ascending order, and values [layer, token] of one position."""
     layers = sorted(set(result.layers))
     return layers, np.stack([result.at(position, layer) for layer in layers])
 
@@ -253,7 +252,7 @@ def stack_rows(result: TokenAttention, position: int) -> tuple[list[int], Floats
 def list_positions(
     position: int | Sequence[int] | None, several: Sequence[Explanation]
 ) -> list[int]:
-    """One position per explanation: the one for all, one each, or the explained ones."""
+    """One position per explanation: the same for all, a list, or the explained ones."""
     if position is None:
         return [explanation.position for explanation in several]
     single = np.ndim(position) == 0
@@ -262,7 +261,7 @@ def list_positions(
     )
     if len(positions) != len(several):
         raise OptionError(
-            f"position must be one number, or one for each of {len(several)} explanations;"
+            f"position must be one number, or one per explanation, here {len(several)};"
             f" got {len(positions)}"
         )
     return positions

@@ -1,4 +1,4 @@
-"""The figure of a vision model: the token attention of its patches over the picture."""
+"""The token attention of a vision model's patches over the picture."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from attnflow.errors import FileError, OptionError
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
-    check_result,
+    check_drawable,
     describe_sources,
     find_figure,
     find_largest,
@@ -42,7 +42,7 @@ def overlay(
 ) -> Drawing:
     """Draw a vision model's token attention, patch by patch, over the picture.
 
-    What lies on other tokens, as CLS and registers, is written below.
+    The share of other tokens, such as CLS and registers, is written below.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def overlay(
         The patches down and across, if the tokens are not named "row,column"; the patches are
         then the last tokens.
     opacity
-        Of the patches, from 0 to 1.
+        The opacity of the patches, from 0 to 1.
     ax
         Axes to draw into; a new figure if None.
 
@@ -73,7 +73,7 @@ def overlay(
     >>> overlay(result, np.zeros((8, 8, 3))).artists["map"].get_array().shape
     (2, 2)
     """
-    check_result(token_attention)
+    check_drawable(token_attention)
     result = token_attention
     position = result.positions[0] if position is None else position
     row = result.at(position, layer)
@@ -114,7 +114,7 @@ def overlay(
 
 
 def place_patches(tokens: Sequence[str], grid: tuple[int, int] | None) -> Array:
-    """[down, across]: the key of each patch, from the tokens' names or from the grid."""
+    """[down, across]: the keys of the patches, from the tokens' names or from the grid."""
     named = {
         (int(match[1]), int(match[2])): key
         for key, token in enumerate(tokens)
@@ -172,7 +172,7 @@ def read_pixels(image: Any) -> Array:
 
 
 def check_fit(pixels: Array, places: Array) -> None:
-    """Refuse a picture of another shape than its patches, which the model cannot have seen."""
+    """Refuse a picture whose aspect ratio is not that of the patches: the model saw another."""
     (height, width), (down, across) = pixels.shape[:2], places.shape
     stretch = (height / down) / (width / across)  # a patch's height by its width
     if height < down or width < across or (down != across and not 2 / 3 <= stretch <= 3 / 2):

@@ -1,4 +1,4 @@
-"""The figure of a masked pronoun: how likely two words are, and what the mask looks at."""
+"""A masked pronoun: how likely two words are, and what the mask looks at."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
@@ -53,20 +53,20 @@ def pronoun(
 ) -> Drawing:
     """Draw the probabilities of two words for a masked pronoun, beside what the mask looks at.
 
-    Of each method, its token attention to the two tokens that the pronoun may refer to is drawn.
+    For every method, this is its token attention to the two tokens that may be referred to.
 
     Parameters
     ----------
     explanations
-        What `explain` returned, one or a list; each has the same methods, any number of them.
+        What `explain` returned, one or a list of them, all with the same methods.
     words
-        The probability of each word, as {"his": 0.8, "her": 0.2}; a list with one per explanation.
+        Probabilities by word, as {"his": 0.8, "her": 0.2}; or a list with one dict per explanation.
     references
-        The positions of the two tokens; a list with one pair per explanation.
+        The positions of the two tokens, or a list with one pair per explanation.
     position
-        The mask's, or a list with one per explanation; the explained positions if None.
+        The position of the mask, or a list with one per explanation; the explained ones if None.
     label
-        What stands beside the axis of the probabilities.
+        The label of the axis of probabilities.
     axes
         Axes to draw into: per explanation one for the words, then one per method; a new figure if
         None.
@@ -74,7 +74,7 @@ def pronoun(
     Returns
     -------
     Drawing
-        Artists: by the name of each method a list with one map [layer, reference] per explanation,
+        Artists: {method: a list with one map [layer, reference] per explanation},
         "bars" (the words' bars, per explanation) and "bar" (the colour bar, per explanation).
 
     >>> from attnflow import explain
@@ -90,10 +90,10 @@ def pronoun(
     pairs = list_pairs(references, several)
     if len(chances) != len(several):
         raise OptionError(
-            f"words must be one for each of {len(several)} explanations; got {len(chances)}"
+            f"words must be one dict per explanation, here {len(several)}; got {len(chances)}"
         )
     names = list(several[0].results)
-    rows = [  # of each explanation, by method: layers, values [layer, reference]
+    rows = [  # per explanation {method: (layers, values [layer, reference])}
         [
             (layers, values[:, pair])
             for layers, values in (
@@ -136,7 +136,7 @@ def make_pronoun_panels(
     chances: Sequence[Mapping[str, float]],
     pairs: Sequence[Sequence[int]],
 ) -> list["Axes"]:
-    """The axes of a new figure, below the text of each explanation: the words', then the maps'."""
+    """The axes of a new figure, below the texts of explanations: for the words, then the maps."""
     high = ceil(count / columns)
     heights = []
     for explanation, maps, chance, pair in zip(several, rows, chances, pairs, strict=True):
@@ -167,7 +167,7 @@ def list_pairs(
     pairs = cast(list[Pair], [references] if single else list(references))
     if len(pairs) != len(several):
         raise OptionError(
-            f"references must be one for each of {len(several)} explanations; got {len(pairs)}"
+            f"references must be one pair per explanation, here {len(several)}; got {len(pairs)}"
         )
     checked = []
     for explanation, pair in zip(several, pairs, strict=True):
@@ -181,12 +181,12 @@ def list_pairs(
 
 
 def check_probabilities(words: Mapping[str, float]) -> None:
-    """Refuse what is not at least one word with its probability."""
+    """Refuse anything but probabilities by word."""
     given = words.values() if isinstance(words, Mapping) else ()
     if not given or not all(
         isinstance(value, int | float | np.number) and 0 <= value <= 1 for value in given
     ):
-        raise OptionError(f"words must be {{word: probability}}, each from 0 to 1; got {words!r}")
+        raise OptionError(f"words must be {{word: probability}}, from 0 to 1; got {words!r}")
 
 
 def draw_probabilities(ax: "Axes", chances: Mapping[str, float], label: str) -> Any:

@@ -1,4 +1,4 @@
-"""What figures of graphs are made of: nodes, edges as wide as their weights, and the frame."""
+"""Parts of graph figures: nodes, edges as wide as their weights, and the frame."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ STRONGEST = 400  # edges that it shows beyond
 
 
 def check_orientation(orientation: str) -> None:
-    """Refuse another direction than the two."""
+    """Refuse anything but "up" and "right"."""
     if orientation not in ("up", "right"):
         raise OptionError(
             f"unknown orientation {orientation!r}; choose from up, right: where higher layers stand"
@@ -44,7 +44,7 @@ def check_orientation(orientation: str) -> None:
 def find_layers(result: TokenAttention, name: str = "this result") -> list[int]:
     """The layers whose edges have nodes at both ends.
 
-    The layer below was computed too, or is the one that the result goes down to.
+    That is, the layer below was computed too, or is the bottom of the result.
     """
     known = set(result.layers)
     below = known | {result.bottom} if result.bottom is not None else {layer - 1 for layer in known}
@@ -59,7 +59,7 @@ def find_layers(result: TokenAttention, name: str = "this result") -> list[int]:
 
 
 def limit_edges(strongest: int | None, size: int) -> int | None:
-    """How many edges to draw; None for all."""
+    """The maximum number of edges to draw; None for all."""
     if strongest is None:
         return None if size <= LEGIBLE else STRONGEST
     strongest = check_count("strongest", strongest)
@@ -75,8 +75,8 @@ def select_edges(
 ) -> tuple[Array, Floats, list[str]]:
     """The strongest edges of values [layer, query, key], the weakest first.
 
-    (layer, query, key) [edge, 3], weight [edge], and notes where some are left out. always: a
-    position whose edges are all kept.
+    Returns (layer, query, key) [edge, 3], weights [edge], and notes on what is left out. always: a
+    position all of whose edges are kept.
     """
     place, row, key = np.nonzero(values > FAINTEST * find_largest([values]))
     edges = np.stack([np.asarray(layers, int)[place], np.asarray(positions, int)[row], key], axis=1)
@@ -97,7 +97,7 @@ def select_edges(
 
 
 def place_node(orientation: str, layer: int, position: int) -> tuple[float, float]:
-    """Where a node stands."""
+    """The coordinates of a node."""
     return (position, layer) if orientation == "up" else (layer, position)
 
 
@@ -117,7 +117,7 @@ def draw_edges(
 ) -> "LineCollection":
     """Lines from (layer, query) to (layer-1, key), for edges [edge, 3].
 
-    Weights from 0 to scale are thinnest to thickest, in points, and opacity[0] to opacity[1].
+    Weights from 0 to scale become line widths in points, and opacities from opacity[0] to [1].
     """
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba
@@ -138,22 +138,22 @@ def draw_edges(
 
 
 def choose_thickness(size: int) -> float:
-    """Points of the strongest edge's line: finer where tokens stand closer."""
+    """The width of the strongest edge in points: finer if tokens are closer together."""
     return 2.6 if size <= 16 else 1.6
 
 
 def choose_graph_columns(count: int, depth: int, tokens: Sequence[str], orientation: str) -> int:
-    """How many of so many graphs stand side by side."""
+    """The number of graphs in a row."""
     panel = measure_panel(depth, tokens, orientation)
     if orientation == "up":  # a page may grow by a part of a panel, rather than lose it
         return choose_columns(count, int((PAGE - 0.6) / panel + 0.3))
     _, height = measure_graphs(depth, tokens, orientation)
-    room = max(PAGE, 1.2 * height)  # tall graphs below each other would leave every page
+    room = max(PAGE, 1.2 * height)  # a column of tall graphs would be longer than any page
     return choose_columns(count, int((room - measure_labels(tokens) - 0.3) / panel))
 
 
 def measure_panel(depth: int, tokens: Sequence[str], orientation: str) -> float:
-    """Inches across that one graph needs, without the labels beside it."""
+    """The width of one graph in inches, without the labels beside it."""
     size = len(tokens)
     if orientation == "up":
         return max(PANEL, size * LABEL)
@@ -163,7 +163,7 @@ def measure_panel(depth: int, tokens: Sequence[str], orientation: str) -> float:
 def measure_graphs(
     depth: int, tokens: Sequence[str], orientation: str, *, rows: int = 1, columns: int = 1
 ) -> tuple[float, float]:
-    """Inches, across and down, of a figure of graphs in rows."""
+    """The width and height in inches of a figure with rows of graphs."""
     names, size = measure_labels(tokens), len(tokens)
     panels = columns * measure_panel(depth, tokens, orientation)
     if orientation == "up":
@@ -178,7 +178,7 @@ def measure_graphs(
 def draw_frame(
     ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orientation: str, position: int | None
 ) -> Any:
-    """The nodes, the tokens at the input, and the numbers of the layers."""
+    """Draw the nodes, the tokens at the input, and the numbers of the layers."""
     rows = sorted({*layers, *(layer - 1 for layer in layers)})
     nodes = np.array(
         [place_node(orientation, row, place) for row in rows for place in range(len(tokens))],

@@ -1,4 +1,4 @@
-"""Where things stand in a figure: sizes in inches, panels in rows, and the text that fits them."""
+"""The layout of figures: sizes in inches, panels in rows, and text that fits them."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -28,16 +28,16 @@ NAME_LENGTH = 100  # characters of the name of a method
 
 
 def choose_width(tokens: int) -> float:
-    """A column while the labels of the tokens fit, then a page, then what they need."""
+    """The width in inches: a column if the labels of the tokens fit, else a page, else more."""
     if tokens <= 40:
         return COLUMN if tokens <= 16 else PAGE
     return min(WIDEST, tokens * LABEL * 1.15 + 0.8)
 
 
 def choose_columns(count: int, fitting: int) -> int:
-    """How many of so many panels stand side by side, where so many fit.
+    """The number of panels in a row, of which `fitting` have room.
 
-    Rows of one length look best, and are worth one row more.
+    Rows of equal length look best, and are worth an extra row.
 
     >>> [choose_columns(count, 3) for count in (1, 2, 3, 4, 5, 6, 7)]
     [1, 2, 3, 2, 3, 3, 3]
@@ -57,7 +57,7 @@ def make_panels(
     blocks: int = 1,
     sharey: bool = False,
 ) -> list["Axes"]:
-    """The axes of a new figure: so many per block, in rows; each block starts a new row."""
+    """The axes of a new figure: `count` per block, in rows; a block starts a new row."""
     rows = ceil(count / columns)
     grid = make_figure(width, height).subplots(blocks * rows, columns, squeeze=False, sharey=sharey)
     by_block = grid.reshape(blocks, rows * columns)
@@ -67,26 +67,26 @@ def make_panels(
 
 
 def measure_room(ax: "Axes", along: str, count: int = 1) -> float:
-    """Inches of an axis for each of so many labels."""
+    """The inches of an axis per label."""
     box = ax.get_window_extent()
     length = box.width if along == "x" else box.height
     return float(max(1e-3, length / find_figure(ax).dpi / max(1, count)))
 
 
 def set_title(ax: "Axes", text: str, notes: Sequence[str] = ()) -> None:
-    """Write a title of at most two lines, as wide as the axes, and notes below it."""
+    """Set a title of at most two lines, no wider than the axes, with notes below it."""
     room = 1.15 * measure_room(ax, "x")
     lines = [wrap_text(text, room, most=2), *(wrap_text(note, room, most=4) for note in notes)]
     ax.set_title("\n".join(lines), parse_math=False)
 
 
 def title_method(name: str) -> str:
-    """The name of a method, for people."""
+    """The name of a method as a title."""
     return TITLES.get(name, label_tokens([name], NAME_LENGTH)[0])
 
 
 def wrap_text(text: str, width: float, *, most: int) -> str:
-    """A title in at most so many lines of a width in inches; longer ones are cut."""
+    """Wrap a title to a number of lines of a width in inches; what does not fit is cut off."""
     needed = measure_text([text]) * (FONT + 1) / FONT
     if needed <= width:
         return text
@@ -98,9 +98,7 @@ def wrap_text(text: str, width: float, *, most: int) -> str:
 
 
 def label_tokens(tokens: Iterable[str], longest: int = LABEL_LENGTH) -> list[str]:
-    r"""Tokens as they are drawn: shortened, escaped where the font has no glyph.
-
-    The marks of tokenizers are left out.
+    r"""Labels of tokens: shortened, without marks of tokenizers, escaped if the font lacks a glyph.
 
     >>> label_tokens(["Ġkey", "▁to", "##s", "Ċ", chr(0x200b), "x" * 10_000])
     ['key', 'to', 's', '\\n', '\\u200b', 'xxxxxxxxxxxxxxx…']
@@ -123,7 +121,7 @@ def list_glyphs() -> set[int]:
 
 
 def label_token(token: str, drawable: set[int], longest: int) -> str:
-    """One token as it is drawn."""
+    """The label of one token."""
     units = list(split_shown(str(token)))
     shown = ""
     for unit in units:
@@ -136,7 +134,7 @@ def label_token(token: str, drawable: set[int], longest: int) -> str:
 
 
 def measure_text(texts: Sequence[str]) -> float:
-    """Inches that the widest text takes."""
+    """The width in inches of the widest text."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -147,16 +145,16 @@ def measure_text(texts: Sequence[str]) -> float:
 
 
 def measure_labels(tokens: Sequence[str]) -> float:
-    """Inches that the labels of tokens may take, turned or beside the axis."""
+    """The inches that labels of tokens may take, rotated or beside the axis."""
     return measure_text(label_tokens(tokens)) + 0.1
 
 
 def set_token_ticks(
     ax: "Axes", tokens: Sequence[str], *, along: str = "x", chosen: int | None = None
 ) -> None:
-    """Name the places 0, 1, ... of an axis by tokens, the chosen one in bold.
+    """Label the places 0, 1, ... of an axis with tokens, the chosen one in bold.
 
-    They are turned where they are too wide, and every few are named where they are too many.
+    Labels are rotated if they are too wide, and only some are drawn if there are too many.
     """
     names = label_tokens(tokens)
     room = measure_room(ax, along, len(names))
@@ -183,7 +181,7 @@ def set_token_ticks(
 def set_layer_ticks(
     ax: "Axes", places: Sequence[int], layers: Sequence[int], *, along: str = "y", ground: str = "0"
 ) -> None:
-    """Number the layers along an axis, every few where they are too many.
+    """Label the layers along an axis, only some of them if there are too many.
 
     ground: what layer 0 is called.
     """
@@ -198,7 +196,7 @@ def set_layer_ticks(
 
 
 def measure_map(layers: int, tokens: Sequence[str]) -> float:
-    """Inches of the height of a heat map."""
+    """The height of a heat map in inches."""
     return float(np.clip(layers * LABEL * 1.15, 0.6, 12.0)) + 0.4 + measure_labels(tokens)
 
 
@@ -210,7 +208,7 @@ def draw_map(
     scale: float,
     chosen: int | None,
 ) -> "AxesImage":
-    """A heat map of values [row, column], from 0 to scale."""
+    """Draw a heat map of values [row, column], from 0 to scale."""
     from matplotlib.colors import LinearSegmentedColormap
 
     ramp = LinearSegmentedColormap.from_list("attnflow", RAMP)

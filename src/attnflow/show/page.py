@@ -1,9 +1,9 @@
 """One self-contained interactive HTML page from an `Explanation` or a `Generation`.
 
-Its data stands beside our own script and style. Numbers travel as float16 in base64: 3 digits,
-which is what the page shows. Raw attention and rollout are computed in the page from the fused
-weights where these are attention; all other methods, and importance, are given. All text reaches
-the page as JSON, and the document through `textContent` only.
+Data, script and style are inlined. Numbers are stored as float16 in base64: 3 digits, as many as
+the page shows. Raw attention and rollout are computed in the page from the fused weights if edges
+are attention; all other methods, and importance, are stored. All text reaches the page as JSON,
+and the document through `textContent` only.
 """
 
 import base64
@@ -48,11 +48,11 @@ TITLES = {
     ),
     "rollout": (
         "Rollout",
-        "Attention rollout: the share of each input token that arrives here, over all paths.",
+        "Attention rollout: the share of every input token that arrives here, over all paths.",
     ),
     "flow": (
         "Flow",
-        "Attention flow: the most that could travel between here and each input token, over all"
+        "Attention flow: the most that could travel between here and every input token, over all"
         " paths together.",
     ),
     "contribution rollout": (
@@ -185,9 +185,9 @@ def generation_page(generation: Generation, plan: Plan | None = None) -> str:
 
 
 def framed(page: str) -> str:
-    """The page inside a frame, for a notebook: its styles and ours do not mix.
+    """The page inside an iframe for a notebook, so that styles do not mix.
 
-    Its scripts reach nothing outside.
+    Its scripts cannot reach the notebook.
 
     >>> framed("<p>hello</p>")[:31]
     '<iframe title="attnflow" srcdoc'
@@ -213,13 +213,13 @@ def choose_first_name(methods: Sequence[Data]) -> str:
 
 
 def describe_name(name: str) -> Data:
-    """What the page calls a method or an importance, and what it says of it."""
+    """The title and the explanation of a method or an importance on the page."""
     title, meaning = TITLES.get(name, (name, ""))
     return {"title": printable(title), "meaning": meaning}
 
 
 def describe_prediction(prediction: tuple[str, float] | None) -> tuple[str, float] | None:
-    """The label as a person reads it: of a language model it is a token."""
+    """The predicted label for people to read: for a language model it is a token."""
     return None if prediction is None else (show_token(prediction[0]), prediction[1])
 
 
@@ -231,7 +231,7 @@ def describe_result(
     graph: AttentionGraph,
     packed: Mapping[str, Any],
 ) -> Data:
-    """One method of an explanation: its name, and the rows that the page cannot compute."""
+    """One method of an explanation for JSON: its name, and rows that the page cannot compute."""
     data: Data = {"name": name, **describe_name(name)}
     kind = COMPUTED.get(function) if function is not None else None
     if kind is not None and "graphs" in packed and graph.residual is not None:
@@ -249,7 +249,7 @@ def describe_result(
 
 
 def describe_prompt_attention(result: PromptAttention, generation: Generation) -> Data:
-    """One method of a generation, all of whose rows are given."""
+    """One method of a generation for JSON, with all its rows."""
     data: Data = {"name": result.method, **describe_name(result.method)}
     data["rows"] = pack_rows(result.values.transpose(2, 0, 1), generation.positions)
     if result.saturated is not None:
@@ -272,12 +272,12 @@ def pack_array(array: Array) -> Data:
 
 
 def pack_rows(values: Array, positions: Iterable[int]) -> Data:
-    """Rows that the page does not compute: values [layer, query, key], of these positions."""
+    """Rows that the page does not compute: values [layer, query, key] of some positions."""
     return {"positions": list(positions), "values": pack_array(values)}
 
 
 def round_numbers(values: Iterable[float]) -> list[float]:
-    """Plain numbers of 5 digits: importance may be too small, or too large, for float16."""
+    """Numbers rounded to 5 digits: importance may be too small, or too large, for float16."""
     return [float(f"{value:.4e}") for value in values]
 
 
@@ -287,7 +287,7 @@ def pack_flags(values: Array) -> list[list[int]]:
 
 
 def flag_saturated(saturated: Array) -> list[list[int]]:
-    """[layer, query]: 1 where so much of a row [layer, query, key] sits at its bound.
+    """[layer, query]: 1 where most of a row [layer, query, key] is saturated.
 
     Such a row says nothing about its source.
     """
@@ -336,7 +336,7 @@ def pack_graph(graph: AttentionGraph) -> Data:
 
 
 def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: AttentionGraph) -> Data:
-    """What the tokens and the layers are."""
+    """Tokens and layers for JSON."""
     names = list(tokens)
     return {
         "tokens": names,
@@ -359,20 +359,20 @@ UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028
 
 
 def encode_json(data: Data) -> str:
-    """JSON that can stand inside a script element: it cannot end the element or start a comment."""
+    """JSON for use inside a script element: it cannot end the element or start a comment."""
     return dump_json(data, separators=(",", ":")).translate(UNSAFE)
 
 
 @cache
 def read_asset(name: str) -> str:
-    """One of the files that make the page."""
+    """The text of an asset of the page."""
     return (files("attnflow.show") / "page_assets" / name).read_text(encoding="utf-8")
 
 
 def fill_template(data: Data) -> str:
-    """The template with style, script and data in it.
+    """Fill style, script and data into the template.
 
-    The data is put in last, so that nothing in it is taken for a place to fill.
+    Data comes last, so that nothing in it is taken for a placeholder.
     """
     page = (
         read_asset("page.html")

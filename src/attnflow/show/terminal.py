@@ -1,4 +1,4 @@
-"""What the command line shows: tables with bars, strips of coloured tokens, notes."""
+"""The output of the command line: tables with bars, strips of coloured tokens, notes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from attnflow.show.colours import AGAINST, MARKS, RAMP
 
 
 def print_table(console: Console, results: list[TokenAttention]) -> None:
-    """Tokens down, a number and a bar per method across.
+    """Print a table with one row per token and a number and a bar per method.
 
     A star marks flows at the bound that all sources share.
     """
@@ -48,9 +48,9 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
 
 
 def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
-    """The tokens in a row, from none to strong by their share of the largest value.
+    """The tokens in a row, shaded by their share of the largest value.
 
-    In colour, or marked where there is none; what is negative is orange, or has a minus before it.
+    Marks replace colours on a terminal without them; negative values are orange, or have a minus.
     """
     strip = Text()
     largest = max(map(abs, values), default=0.0)
@@ -67,16 +67,15 @@ def say(text: object, *, err: bool = False) -> None:
 
 
 def print_note(note: object) -> None:
-    """A note on standard error, in one line."""
+    """Print a note on standard error, in one line."""
     line = printable(" ".join(str(note).split()))
     Console(stderr=True).print(Text(f"note: {line}", style="yellow"))
 
 
 def print_markdown(markdown: str) -> None:
-    """Our tables in Markdown: drawn on a terminal, as they are in a pipe.
+    """Print tables in Markdown: drawn on a terminal, unchanged in a pipe.
 
-    Only the lines of tables are read: a word of somebody's text that looks like a link or like
-    emphasis stays a word.
+    Only the lines of tables are parsed: what looks like a link or like emphasis in a text stays.
     """
     console, rows = Console(), list[list[str]]()
     if not console.is_terminal:
@@ -84,7 +83,7 @@ def print_markdown(markdown: str) -> None:
         return
     for line in [*markdown.split("\n"), ""]:
         if line.startswith("| "):
-            rows.append(read_cells(line))
+            rows.append(split_cells(line))
             continue
         if rows:
             table = Table(box=SIMPLE)
@@ -101,7 +100,7 @@ def print_markdown(markdown: str) -> None:
             )
 
 
-def read_cells(line: str) -> list[str]:
+def split_cells(line: str) -> list[str]:
     """The cells of one line of a table in Markdown, cleaned."""
     cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
     return [printable(cell.replace("\\|", "|")) for cell in cells]
@@ -109,7 +108,7 @@ def read_cells(line: str) -> list[str]:
 
 @contextmanager
 def notes() -> Iterator[None]:
-    """What attnflow warns of within becomes a note on standard error."""
+    """Print the warnings of attnflow within this context as notes on standard error."""
     with collect_notices() as notices:
         yield
     for notice in notices:
@@ -119,7 +118,7 @@ def notes() -> Iterator[None]:
 def print_explanation(
     console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
 ) -> None:
-    """The prediction, then a strip of tokens per method and importance, the strongest last."""
+    """Print the prediction, a strip of tokens per method and importance, and the strongest."""
     shown = explanation.graph.depth if layer is None else layer
     scores = explanation.scores(shown, by_word=by_word)
     for text in explanation.texts:
@@ -142,19 +141,19 @@ def print_explanation(
         table = Table.grid(padding=(0, 2))
         table.add_row(Text(printable(name).replace("_", " ").ljust(width)), strip)
         console.print(table)
-    signed = any(each.signed for each in explanation.importance.values())
+    signed = any(importance.signed for importance in explanation.importance.values())
     console.print(describe_scale(console, width, signed=signed))
 
 
 def print_target(console: Console, explanation: Explanation) -> None:
-    """What importance watched."""
+    """Print the target of importance, and its probability."""
     first = next(iter(explanation.importance.values()))
     watched = f"{printable(first.target)} (probability {first.probability:.3f})"
     console.print(Text(f"what {watched} depends on:", style="dim"))
 
 
 def describe_even(explanation: Explanation, name: str, layer: int, by_word: bool) -> str:
-    """Why a strip would show nothing; empty if it shows something."""
+    """Why a strip is not informative; empty if it is."""
     if name not in explanation.results or layer < 2:
         return ""
     row = explanation.row(name, layer, by_word=by_word)
@@ -176,7 +175,7 @@ def describe_scale(console: Console, indent: int, *, signed: bool = False) -> Te
 
 
 def shade(console: Console, text: str, step: int, *, against: bool = False) -> Text:
-    """A text in its colour, or followed by its mark on a terminal without colour."""
+    """A text in its colour, or followed by its mark on a terminal without colours."""
     mark = MARKS[step]
     if console.color_system is not None and not console.no_color:
         ramp = AGAINST if against else RAMP
