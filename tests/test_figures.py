@@ -19,7 +19,8 @@ from PIL import Image
 
 import attnflow as af
 from attnflow import figures
-from attnflow.analysis.report import ScoredExample
+from attnflow.analysis.scored import ScoredExample
+from attnflow.analysis.yardsticks import BASELINES, Faithful
 from attnflow.show import colours, drawing, graph_parts, layout
 from attnflow.show.figures import Drawing
 from tests.oracles import attention
@@ -92,6 +93,28 @@ def report(
     return af.Report("m", methods, ("blank_out",), layers, examples)
 
 
+def measured() -> af.Report:
+    found = report()
+    rng = np.random.default_rng(5)
+    counts = dict.fromkeys(found.methods, len(found.layers)) | dict.fromkeys(BASELINES, 1)
+    examples = [
+        replace(
+            example,
+            faithful=(
+                Faithful(
+                    "unknown",
+                    {"deletion": {name: rng.random(count) for name, count in counts.items()}},
+                    {name: rng.random((count, 2, SIZE + 1)) for name, count in counts.items()},
+                ),
+            ),
+        )
+        for example in found.examples
+    ]
+    return replace(
+        found, examples=tuple(examples), faithfulness=("deletion",), replacements=("unknown",)
+    )
+
+
 def story(
     prompt: tuple[str, ...] = TOKENS[:3], generated: tuple[str, ...] = ("are", "old", ".")
 ) -> af.Generation:
@@ -117,6 +140,7 @@ FIGURES: dict[str, Callable[[], Drawing]] = {
     "compare_heatmaps": lambda: figures.compare_heatmaps([EXPLAINED, EXPLAINED]),
     "pronoun": lambda: figures.pronoun(EXPLAINED, {"his": 0.7, "her": 0.3}, (2, 4)),
     "layer_curves": lambda: figures.layer_curves(report()),
+    "deletion_curves": lambda: figures.deletion_curves(measured()),
     "generation": lambda: figures.generation(story(), 2),
     "edges": lambda: figures.edges(edge_graphs(), 2),
     "flow_paths": lambda: figures.flow_paths(af.max_flow(GRAPH, source=(3, 0), target=(0, 2))),

@@ -162,6 +162,8 @@ def test_every_public_function_has_a_runnable_example() -> None:
         af.blank_out,
         af.input_gradient,
         af.evaluate,
+        af.faithfulness,
+        af.plausibility,
         af.explain,
         af.explain_corpus,
         af.read_corpus,

@@ -14,7 +14,10 @@ from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generating import generate
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.importance import Importance, blank_out, input_gradient
+from attnflow.analysis.measuring import faithfulness
+from attnflow.analysis.metrics import PerturbationCurve
 from attnflow.analysis.prompt_attention import PromptAttention
+from attnflow.analysis.rationales import plausibility
 from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
@@ -69,6 +72,7 @@ __all__ = [
     "MissingExtraError",
     "Model",
     "OptionError",
+    "PerturbationCurve",
     "Planted",
     "PromptAttention",
     "Report",
@@ -86,12 +90,14 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_corpus",
+    "faithfulness",
     "flow",
     "generate",
     "input_gradient",
     "load",
     "max_flow",
     "planted",
+    "plausibility",
     "raw",
     "read_corpus",
     "record",

@@ -1,11 +1,9 @@
 """`evaluate`: does token attention rank tokens as their importance does?"""
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from inspect import signature
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -27,11 +25,16 @@ from attnflow.analysis.pipeline import (
     score_importance,
     score_query,
 )
-from attnflow.analysis.report import Report, ScoredExample
+from attnflow.analysis.rationales import read_rationales
+from attnflow.analysis.report import Report
 from attnflow.analysis.sanity import Sanity, measure_sanity, read_seeds
+from attnflow.analysis.scored import ScoredExample
+from attnflow.analysis.scorers import Scorer, check_scores, read_scorers, split_older
+from attnflow.analysis.statistics import check_statistic
+from attnflow.analysis.yardsticks import Faithful, Subject, Yardsticks
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count, check_integers
-from attnflow.core.custom import Choices, Method, call_own, check_name, name_function, read_methods
+from attnflow.core.custom import Choices, Method, read_methods
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS
 from attnflow.core.provenance import Source
@@ -43,8 +46,6 @@ from attnflow.models.model import Model
 from attnflow.progress import progress_bar
 
 CHUNK = 32  # examples that are captured and scored together
-# what a user has already: one array per example, or a function of the text
-Scorer = Sequence[Any] | Callable[[Any], Any]
 
 
 def evaluate(
@@ -63,9 +64,15 @@ def evaluate(
     residual: float | None = None,
     without: Sequence[int] = (),
     workers: int = 1,
+    faithfulness: Any = (),
+    replacement: Any = None,
+    target_of: str = "probability",
+    rationales: Sequence[Any] | None = None,
+    statistic: str = "spearman",
+    undefined: str = "drop",
     sanity: bool | Sequence[int] = False,
 ) -> Report:
-    """How well methods rank the tokens of examples: Spearman's correlation with importance.
+    """How well methods rank the tokens of examples: by correlation with importance, and more.
 
     One forward pass per example serves all methods. Interrupted by Ctrl-C, it returns the report
     of what is done.
@@ -105,6 +112,25 @@ def evaluate(
         Positions to take out of every graph, for instance a sink; they are not ranked.
     workers
         Threads for attention flow.
+    faithfulness
+        Names of metrics, or {name: function}, as `faithfulness` takes them; their columns stand
+        beside the correlations, with two more rows: a random order (the mean of 10 seeds), and the
+        best order that was found.
+    replacement
+        What is done to tokens that are taken away, as for `faithfulness`; or a list of such, each
+        measured by itself, so that `Report.agreement` can compare them.
+    target_of
+        The value that faithfulness watches: "probability", "log_probability" or "logit".
+    rationales
+        One per example: 1 for each token that somebody marked as the reason, else 0; gives the
+        columns of `plausibility`.
+    statistic
+        The rank correlation: "spearman", "kendall" (tau-b), or "dense", Spearman's of dense ranks,
+        as the authors of the paper compute it; it lifts methods that tie many tokens, as flow does.
+    undefined
+        Whether means leave out undefined correlations ("drop"), or count them as zero ("zero").
+        They are undefined where all scores are equal, so that to drop them favours methods that tie
+        many tokens. How many there are is always told. Undefined metrics are always left out.
     sanity
         Whether to measure too how far each ranking changes when the weights of a copy of the model
         are randomised, layer by layer from the top: `report.sanity`. A list of seeds draws them
@@ -124,12 +150,14 @@ def evaluate(
     chosen = list(islice(examples, limit))
     if not chosen:
         raise OptionError("there must be at least one example; got none")
+    check_statistic(statistic, undefined)
     methods, older_scorers = split_older(methods, METHODS, 1, "methods", "scorers={name: function}")
     against, older_against = split_older(
         against, IMPORTANCES, 3, "against", "a function f(model, inputs, target)"
     )
+    model = open_model(model)
     job = Evaluation(
-        model=open_model(model),
+        model=model,
         methods=read_methods(methods),
         against=read_importances(against),
         scorers=read_scorers(scorers, len(chosen)),
@@ -142,6 +170,8 @@ def evaluate(
         edges=read_edges(edges),
         residual=residual,
         workers=workers,
+        yardsticks=Yardsticks.read(model, faithfulness, replacement, target_of),
+        bare=rationales is not None,
     )
     job.check()
     refuse_graphs(job.edges, graph, without)
@@ -152,6 +182,7 @@ def evaluate(
     encoded = [  # all of them, before anything is computed
         check_example(job.model, f"example {number}", *pair) for number, pair in enumerate(pairs, 1)
     ]
+    marks = read_rationales(rationales, [len(inputs.tokens) for inputs in encoded])
     done: list[ScoredExample] = []
     tested: Sanity | None = None
     with progress_bar("evaluating") as tick:
@@ -167,6 +198,9 @@ def evaluate(
         except KeyboardInterrupt:
             if not done:
                 raise
+    if marks is not None:
+        done = [replace(each, rationale=mark) for each, mark in zip(done, marks, strict=False)]
+    yardsticks = job.yardsticks
     return Report(
         model=job.model.name,
         methods=(*job.method_names, *job.scorer_names),
@@ -179,6 +213,11 @@ def evaluate(
         seconds=job.seconds,
         scorers=job.scorer_names,
         source=job.source,
+        statistic=statistic,
+        undefined=undefined,
+        faithfulness=() if yardsticks is None else tuple(yardsticks.request.metrics),
+        replacements=() if yardsticks is None else yardsticks.names,
+        target_of=target_of.replace("-", "_"),
         sanity=tested,
     )
 
@@ -200,6 +239,8 @@ class Evaluation:
     edges: dict[str, EdgeWeight]
     residual: float | None
     workers: int
+    yardsticks: Yardsticks | None = None
+    bare: bool = False  # whether methods are measured by something else than importance, too
     layers: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     source: Source | None = None
@@ -221,7 +262,7 @@ class Evaluation:
             ("method", [*self.method_names, *self.scorer_names], METHODS),
             ("importance", [*self.against, *self.older_against], IMPORTANCES),
         ):
-            if not names:
+            if not names and not (what == "importance" and (self.yardsticks or self.bare)):
                 raise OptionError(f"at least one {what} is needed; choose from {', '.join(known)}")
             for name in names:
                 if names.count(name) > 1:
@@ -250,7 +291,7 @@ class Evaluation:
         position = None if isinstance(self.query, str) else self.query
         readings: list[Reading] = []
         graphs: list[dict[str, AttentionGraph]] = []
-        if self.methods or self.against:
+        if self.methods or self.against or self.yardsticks:
             targets = [None if label is None else self.model.target(label) for label in labels]
             with self.timed("capture"):
                 readings = read_inputs(
@@ -271,6 +312,8 @@ class Evaluation:
                     self.model, readings, name, function, values=texts, position=position
                 )
         watched = [str(label) for label in labels]
+        if self.model.predicts and readings:
+            watched = [self.model.label(int(reading.target or 0)) for reading in readings]
         if importance:
             watched = [scored.target for scored in next(iter(importance.values()))]
         for name, older in self.older_against.items():
@@ -292,6 +335,7 @@ class Evaluation:
             scores[name] = [row[None] for row in self._call_each(name, older, examples, encoded)]
         removed = [next(iter(by_edge.values())).removed for by_edge in graphs]
         removed = removed or [()] * len(examples)
+        faithful = self.measure(readings, scores, removed, position)
         return [
             ScoredExample(
                 text,
@@ -301,11 +345,35 @@ class Evaluation:
                 {name: rows[place] for name, rows in scores.items()},
                 {name: np.asarray(values[place]) for name, values in importance.items()},
                 gone,
+                measured,
             )
-            for place, (text, target, inputs, gone) in enumerate(
-                zip(texts, watched, encoded, removed, strict=True)
+            for place, (text, target, inputs, gone, measured) in enumerate(
+                zip(texts, watched, encoded, removed, faithful, strict=True)
             )
         ]
+
+    def measure(
+        self,
+        readings: Sequence[Reading],
+        scores: Mapping[str, Sequence[Floats]],
+        removed: Sequence[tuple[int, ...]],
+        position: int | None,
+    ) -> list[tuple[Faithful, ...]]:
+        """How faithful all scores [layer, token] of each input are; nothing if not asked for."""
+        if self.yardsticks is None:
+            return [()] * len(removed)
+        with self.timed("faithfulness"):
+            subjects = [
+                Subject(
+                    reading.encoded,
+                    self.model.logit_position(reading.encoded, reading.position),
+                    position,
+                    int(reading.target or 0),
+                    gone,
+                )
+                for reading, gone in zip(readings, removed, strict=True)
+            ]
+            return self.yardsticks.measure(subjects, scores)
 
     def score_method(
         self, name: str, method: Method, graph: AttentionGraph, encoded: Encoded
@@ -330,103 +398,3 @@ class Evaluation:
                 check_scores(name, scorer, value, len(inputs.tokens))
                 for value, inputs in zip(given, encoded, strict=True)
             ]
-
-
-# ---- scores of the user's -----------------------------------------------------------------------
-
-
-def read_scorers(
-    scorers: Mapping[str, Scorer] | Callable[[Any], Any] | None, count: int
-) -> dict[str, Scorer]:
-    """Scorers by name: functions, or one array per example."""
-    if scorers is None:
-        return {}
-    if callable(scorers):
-        scorers = {name_function(scorers, "scorer"): scorers}
-    if not isinstance(scorers, Mapping):
-        raise OptionError(
-            "scorers must be {name: function of the text}, or {name: one array per example};"
-            f" got {type(scorers).__name__}"
-        )
-    for name, scorer in scorers.items():
-        check_name(name, "scorer")
-        if name in METHODS:
-            raise OptionError(f"a scorer must have a name of its own; got {name!r}, a method's")
-        if callable(scorer):
-            continue
-        if not hasattr(scorer, "__getitem__") or len(scorer) != count:
-            got = len(scorer) if hasattr(scorer, "__len__") else type(scorer).__name__
-            raise OptionError(
-                f"the scorer {name!r} must be a function of the text, or a list with one array per"
-                f" example, {count} here; got {got}"
-            )
-    return dict(scorers)
-
-
-def check_scores(name: str, scorer: Callable[[Any], Any], given: Any, count: int) -> Floats:
-    """[token]: what a scorer says of an example, if it is one number per token."""
-    values = call_own(f"{name} on {given!r}", scorer, given)
-    try:
-        scores = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"{name} must give numbers; got {type(values).__name__}") from error
-    if scores.shape != (count,):
-        raise OptionError(
-            f"{name} must give one number per token, {count} for {given!r};"
-            f" got shape {scores.shape}"
-        )
-    return scores
-
-
-def split_older(
-    chosen: Any, known: Mapping[str, Any], arguments: int, option: str, way_out: str
-) -> tuple[Any, dict[str, Callable[[Any], Any]]]:
-    """What is chosen, without the functions of one example that version 0.2 took there.
-
-    They keep working for one release, with a warning that says the new way.
-    """
-    if callable(chosen):
-        chosen = [chosen]
-    if not isinstance(chosen, Mapping):
-        if isinstance(chosen, str) or not isinstance(chosen, Iterable):
-            return chosen, {}
-        chosen = list(chosen)
-    pairs = chosen.items() if isinstance(chosen, Mapping) else [(item, item) for item in chosen]
-    older = {
-        name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__): item
-        for name, item in pairs
-        if callable(item) and item not in known.values() and takes_an_example(item, arguments)
-    }
-    for name in older:
-        if name in known:
-            raise OptionError(f"{option} of your own must have a name of its own; got {name!r}")
-        warnings.warn(
-            f"{option}: a function of one example ({name}) goes in as {way_out}; as it is, it works"
-            " in this version only",
-            FutureWarning,
-            stacklevel=3,
-        )
-    if isinstance(chosen, Mapping):
-        return {name: item for name, item in chosen.items() if name not in older}, older
-    return [item for item in chosen if item not in older.values()], older
-
-
-def takes_an_example(function: Callable[..., Any], arguments: int) -> bool:
-    """Whether a function can be called with one argument, and not as methods or importances are."""
-    try:
-        called = signature(function)
-    except (TypeError, ValueError):
-        return False
-
-    def binds(*given: Any, **named: Any) -> bool:
-        try:
-            called.bind(*given, **named)
-        except TypeError:
-            return False
-        return True
-
-    if not binds(None):
-        return False
-    if arguments == 1:  # a method
-        return not binds(None, layers=None, positions=None, bottom=None, normalize=None)
-    return not binds(*[None] * arguments)

@@ -1,45 +1,42 @@
-"""`Report`: rank correlations of methods and scorers with importance, example by example."""
+"""`Report`: how methods and scorers do by each yardstick, example by example."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
+from attnflow.analysis.comparing import (
+    Agreement,
+    Differences,
+    compare_methods,
+    compare_replacements,
+    read_comparison,
+)
+from attnflow.analysis.metrics import prefers_lower
+from attnflow.analysis.rationales import PLAUSIBILITY, measure_plausibility
 from attnflow.analysis.sanity import Sanity
-from attnflow.analysis.statistics import spearman
+from attnflow.analysis.scored import ScoredExample
+from attnflow.analysis.statistics import STATISTIC_NAMES, STATISTICS, summarise
+from attnflow.analysis.yardsticks import BASELINES
 from attnflow.core.arrays import Floats
 from attnflow.core.formatting import Panel
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Table
 from attnflow.errors import OptionError
 
-ReportRow = tuple[str, str, int | None, float, float, int, int]
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredExample:
-    """One example with all its scores."""
-
-    text: Any
-    label: str  # the target of its importance: the label that was given, else the prediction
-    tokens: tuple[str, ...]
-    special: tuple[bool, ...]  # CLS, SEP and the like
-    scores: dict[str, Floats]  # by method: [layer, token]; by scorer: [1, token]
-    importance: dict[str, Floats]  # by name: [token]
-    removed: tuple[int, ...] = ()  # positions that the graph was made without
-
-    def keep(self, special_tokens: bool) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        """[token]: which tokens are ranked."""
-        kept = np.ones(len(self.tokens), bool) if special_tokens else ~np.array(self.special, bool)
-        kept[list(self.removed)] = False
-        return kept
+# as `Report.columns`, and the replacement where there is faithfulness
+ReportRow = tuple[Any, ...]
+Yardstick = tuple[str, str | None]  # an importance or a metric, and the replacement it is under
 
 
 @dataclass(frozen=True, eq=False)
 class Report(Table):
-    """Rank correlations of methods with importance, example by example.
+    """How methods do by each yardstick, example by example.
+
+    A yardstick is the rank correlation with an importance, a metric of faithfulness, or agreement
+    with rationales.
 
     Parameters
     ----------
@@ -65,6 +62,16 @@ class Report(Table):
         Those of `methods` that are scores of the user's and have no layers.
     source
         Where the numbers came from.
+    statistic
+        The rank correlation: "spearman", "kendall", or "dense", Spearman's of dense ranks.
+    undefined
+        Whether means leave out undefined correlations ("drop"), or count them as zero ("zero").
+    faithfulness
+        The names of the metrics of faithfulness.
+    replacements
+        What was done to tokens that were taken away; each is measured by itself.
+    target_of
+        The value that faithfulness watches.
     sanity
         How far rankings change when weights are randomised; None if nobody asked.
 
@@ -88,7 +95,16 @@ class Report(Table):
     seconds: dict[str, float] = field(default_factory=dict)
     scorers: tuple[str, ...] = ()
     source: Source | None = None
+    statistic: str = "spearman"
+    undefined: str = "drop"
+    faithfulness: tuple[str, ...] = ()
+    replacements: tuple[str, ...] = ()
+    target_of: str = "probability"
     sanity: Sanity | None = None
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return (*self.columns, "replacement") if self.faithfulness else self.columns
 
     @cached_property
     def correlations(self) -> dict[tuple[str, str], Floats]:
@@ -105,7 +121,76 @@ class Report(Table):
     def _correlate(self, example: ScoredExample, method: str, name: str) -> Floats:
         """[layer] of one example."""
         kept = example.keep(self.special_tokens)
-        return spearman(example.scores[method][:, kept], example.importance[name][kept])
+        correlate = STATISTICS[self.statistic]
+        return correlate(example.scores[method][:, kept], example.importance[name][kept])
+
+    @property
+    def yardsticks(self) -> tuple[Yardstick, ...]:
+        """All that methods are measured by: importances, rationales, metrics of faithfulness."""
+        marked = any(example.rationale is not None for example in self.examples)
+        plain = (*self.against, *(PLAUSIBILITY if marked else ()))
+        return (
+            *((name, None) for name in plain),
+            *((name, way) for way in self.replacements for name in self.faithfulness),
+        )
+
+    def list_methods(self, against: str) -> tuple[str, ...]:
+        """The methods, and for a metric of faithfulness what they are to be compared with.
+
+        Parameters
+        ----------
+        against
+            The yardstick.
+        """
+        return (*self.methods, *(BASELINES if against in self.faithfulness else ()))
+
+    def values(self, method: str, against: str, replacement: str | None = None) -> Floats:
+        """[layer, example] of one method by one yardstick; NaN where it is undefined.
+
+        Parameters
+        ----------
+        method, against
+            Of which method, or scorer, by which yardstick.
+        replacement
+            For faithfulness: under which replacement, the first one if None.
+        """
+        if against in self.faithfulness:
+            way = self.replacements.index(replacement or self.replacements[0])
+            rows = [example.faithful[way].values[against][method] for example in self.examples]
+            return np.stack(rows, axis=1) if rows else np.empty((0, 0))
+        if against in self.against:
+            return self.correlations[against, method]
+        return self._plausibilities[against, method]
+
+    def treat(self, against: str) -> str:
+        """How undefined values of a yardstick count: "drop" or "zero".
+
+        Only correlations may be zero: a metric is undefined for all methods alike.
+
+        Parameters
+        ----------
+        against
+            The yardstick.
+        """
+        return self.undefined if against in self.against else "drop"
+
+    @cached_property
+    def _plausibilities(self) -> dict[tuple[str, str], Floats]:
+        """[layer, example] for each (measure of plausibility, method)."""
+        found = {}
+        for method in self.methods:
+            by_example = []
+            for example in self.examples:
+                kept = example.keep(self.special_tokens)
+                marks = (
+                    np.zeros(len(kept), bool) if example.rationale is None else example.rationale
+                )
+                rows = example.scores[method][:, kept]
+                by_example.append([measure_plausibility(row, marks[kept]) for row in rows])
+            by_layer = np.moveaxis(np.array(by_example), 0, 1)  # [layer, example, measure]
+            for place, name in enumerate(PLAUSIBILITY):
+                found[name, method] = by_layer[..., place]
+        return found
 
     def including(self, special_tokens: bool) -> "Report":
         """The same scores, correlated with or without CLS, SEP and the like.
@@ -120,48 +205,127 @@ class Report(Table):
     def rows(self) -> Iterator[ReportRow]:
         """(against, method, layer, mean, standard deviation, examples, how many are undefined).
 
-        The layer of a scorer is None.
+        The layer of a scorer, of a random order and of the best one found is None. With
+        faithfulness there is one more column, the replacement.
         """
-        for (name, method), values in self.correlations.items():
-            layers = [None] if method in self.scorers else self.layers
-            for layer, row in zip(layers, values, strict=True):
-                known = row[~np.isnan(row)]
-                mean, deviation = (
-                    (float(known.mean()), float(known.std()))
-                    if len(known)
-                    else (float("nan"), float("nan"))
-                )
-                yield name, method, layer, mean, deviation, len(row), len(row) - len(known)
+        for against, replacement in self.yardsticks:
+            for method in self.list_methods(against):
+                values = self.values(method, against, replacement)
+                layered = method not in (*self.scorers, *BASELINES)
+                layers: tuple[int | None, ...] = self.layers if layered else (None,)
+                for layer, row in zip(layers, values, strict=True):
+                    known = (against, method, layer, *summarise(row, self.treat(against)))
+                    yield (*known, replacement) if self.faithfulness else known
 
     def mean(self, method: str, against: str, layer: int | None = None) -> float:
-        """The mean correlation of a method in a layer.
+        """The mean of a method in a layer, by one yardstick.
 
         Parameters
         ----------
         method, against
-            Of which method, or scorer, with which importance.
+            Of which method, or scorer, with which importance, or by which metric (under the first
+            replacement).
         layer
             The top one computed if None; a scorer has none.
         """
+        first = self.replacements[:1]
         chosen = [
             row
             for row in self.rows()
-            if row[:2] == (against, method) and (layer is None or row[2] in (layer, None))
+            if row[:2] == (against, method)
+            and (layer is None or row[2] in (layer, None))
+            and row[7:] in ((), (None,), first)
         ]
         if not chosen:
             raise OptionError(
                 f"this report has no {method} against {against} in layer {layer};"
                 f" it has {', '.join(self.methods)}"
             )
-        return chosen[-1][3]
+        return float(chosen[-1][3])
+
+    def differences(
+        self,
+        against: str | Iterable[str] | None = None,
+        *,
+        layer: int | None = None,
+        methods: Iterable[str] | None = None,
+        replacement: str | None = None,
+        seed: int = 0,
+    ) -> Differences:
+        """Paired differences between methods: mean, 95 % interval, p value, corrected by Holm.
+
+        Intervals are bootstrapped over examples; p values come from changes of sign. All rows are
+        one family: ask for fewer yardsticks or methods, and less is corrected.
+
+        Parameters
+        ----------
+        against
+            The yardsticks: importances, measures of plausibility, metrics; all if None.
+        layer
+            Of which layer; the top one computed if None.
+        methods
+            Between which, two or more; all if None. "random order" and "best found" are others to
+            compare with.
+        replacement
+            For faithfulness: under which replacement, the first one if None.
+        seed
+            Of what is drawn at random.
+        """
+        return compare_methods(
+            self, *read_comparison(self, against, layer, methods, replacement), seed
+        )
+
+    def agreement(self) -> Agreement:
+        """How alike the replacements judge, where a list of them was given to `evaluate`."""
+        return compare_replacements(self)
 
     def _panels(self) -> Iterator[Panel]:
-        """One table per importance: methods down, layers across, mean ± standard deviation."""
+        """One table per importance: methods down, layers across, mean ± standard deviation.
+
+        What else was measured stands beside the correlations: one table per replacement.
+        """
+        statistic = STATISTIC_NAMES[self.statistic]
         for name in self.against:
-            caption = f"Spearman correlation with {name} ({self.model}, {self.what()})"
+            caption = f"{statistic} with {name} ({self.model}, {self.what()})"
             yield Panel(self._header(), self._cells(name), caption)
+        plain = [yardstick for yardstick in self.yardsticks if yardstick[1] is None]
+        if self.faithfulness:
+            for way in self.replacements:
+                metrics = [(name, way) for name in self.faithfulness]
+                caption = (
+                    f"Faithfulness, replacement: {way}, of the {self.target_of.replace('_', '-')},"
+                    f" beside the correlations ({self.model}, {self.what()})"
+                )
+                yield self._compare([*plain, *metrics], caption)
+            if len(self.replacements) > 1:
+                found = self.agreement()
+                caption = "Agreement of replacements: on the order of methods, and of examples"
+                yield Panel(found.columns, found.rows(), caption)
+        elif len(plain) > len(self.against):
+            caption = f"Agreement with rationales ({self.model}, {self.what()})"
+            yield self._compare(plain, caption)
         if self.sanity is not None:
             yield from self.sanity._panels()
+
+    def _compare(self, yardsticks: Sequence[Yardstick], caption: str) -> Panel:
+        """Methods and layers down, yardsticks across: mean ± standard deviation."""
+        cells: dict[tuple[str, int | None], dict[str, ReportRow]] = {}
+        for row in self.rows():
+            if (row[0], row[7] if self.faithfulness else None) in yardsticks:
+                cells.setdefault((row[1], row[2]), {})[row[0]] = row
+        names = [name for name, _ in yardsticks]
+        lines = []
+        for (method, layer), by_name in cells.items():
+            means = [
+                f"{by_name[name][3]:.3f} ± {by_name[name][4]:.3f}" if name in by_name else None
+                for name in names
+            ]
+            undefined = sorted({each[6] for each in by_name.values()})
+            ends = dict.fromkeys([undefined[0], undefined[-1]])
+            lines.append([method, layer, *means, "–".join(map(str, ends))])
+        lower = [name for name in names if prefers_lower(name)]
+        note = f"lower is better: {', '.join(lower)}" if lower else ""
+        return Panel(["method", "layer", *names, "undefined"], lines, caption, note)
 
     def _header(self) -> list[str]:
         """Scorers have no layers, and so a column of their own."""
@@ -195,7 +359,10 @@ class Report(Table):
             f" of {self.asked} asked for" if self.asked > len(self.examples) else ""
         )
         kept = "included" if self.special_tokens else "left out"
-        return f"{counted}; {', '.join(special) or 'special tokens'} {kept}; query {self.query}"
+        zero = "; undefined correlations count as 0" if self.undefined == "zero" else ""
+        return (
+            f"{counted}; {', '.join(special) or 'special tokens'} {kept}; query {self.query}{zero}"
+        )
 
     def _content(self) -> dict[str, Any]:
         """Everything, the scores of every token of every example too."""
@@ -205,29 +372,24 @@ class Report(Table):
             "query": self.query,
             "asked": self.asked,
             "layers": self.layers,
+            "statistic": self.statistic,
+            "undefined": self.undefined,
+            "target_of": self.target_of,
             "seconds": self.seconds,
             **super()._content(),
             "sanity": None if self.sanity is None else self.sanity.list_rows(),
             "examples": [
-                self._describe(place, example) for place, example in enumerate(self.examples)
+                example.describe(
+                    {
+                        f"{method} against {name}": values[:, place].tolist()
+                        for (name, method), values in self.correlations.items()
+                    }
+                )
+                for place, example in enumerate(self.examples)
             ],
         }
 
-    def _describe(self, place: int, example: ScoredExample) -> dict[str, Any]:
-        """One example for JSON."""
-        return {
-            "text": example.text if isinstance(example.text, str) else repr(example.text),
-            "label": example.label,
-            "tokens": example.tokens,
-            "special": example.special,
-            "scores": {name: values.tolist() for name, values in example.scores.items()},
-            "importance": {name: values.tolist() for name, values in example.importance.items()},
-            "correlation": {
-                f"{method} against {name}": values[:, place].tolist()
-                for (name, method), values in self.correlations.items()
-            },
-        }
-
     def __repr__(self) -> str:
-        names = f"{', '.join(self.methods)} against {', '.join(self.against)}"
+        yardsticks = dict.fromkeys(name for name, _ in self.yardsticks)
+        names = f"{', '.join(self.methods)} against {', '.join(yardsticks)}"
         return f"<Report: {names}, {len(self.examples)} examples>"

@@ -27,7 +27,7 @@ from attnflow.progress import progress_bar
 
 if TYPE_CHECKING:
     from attnflow.analysis.evaluation import Evaluation
-    from attnflow.analysis.report import ScoredExample
+    from attnflow.analysis.scored import ScoredExample
 
 CHUNK = 32  # examples that are scored together
 Row = tuple[str, str, float, float, int, int]

@@ -1,11 +1,20 @@
-"""Statistics of scores: rank correlation."""
+"""Statistics of scores and of examples: rank correlation, bootstrap, paired tests."""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from attnflow.core.arrays import Floats
+from attnflow.errors import OptionError
 
 # scores of one example that agree to so many digits of the largest are equal: the rest is rounding
 TIE_DIGITS = 9
+RESAMPLES = 1000
+EXACT_SIGNS = 12  # so many pairs have 4,096 ways to change their signs, and all of them are tried
+DRAWN_SIGNS = 9999
+
+
+# ---- rank correlation ----------------------------------------------------------------------------
 
 
 def spearman(scores: Floats, importance: Floats) -> Floats:
@@ -17,16 +26,154 @@ def spearman(scores: Floats, importance: Floats) -> Floats:
     >>> spearman(scores, np.array([0.1, 0.2, 0.9]))
     array([ 1., -1., nan])
     """
+    return correlate_ranks(scores, importance, "average")
+
+
+def dense(scores: Floats, importance: Floats) -> Floats:
+    """[layer]: Pearson's correlation of dense ranks, as the authors of the paper compute it.
+
+    Ties share a rank and the next value has the next one, so that the more ties there are, the
+    less the ranks of one side spread.
+
+    >>> dense(np.array([[1.0, 1.0, 1.0, 2.0]]), np.array([1.0, 2.0, 3.0, 4.0])).round(3)
+    array([0.775])
+    """
+    return correlate_ranks(scores, importance, "dense")
+
+
+def correlate_ranks(scores: Floats, importance: Floats, ties: str) -> Floats:
+    """[layer]: the correlation of ranks, ties ranked as scipy's `rankdata` calls it."""
     from scipy.stats import rankdata
 
     rows = np.vstack([scores, importance])
     if rows.shape[1] < 2 or not np.isfinite(rows).all():
         return np.full(len(scores), np.nan)
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    ranks = rankdata(np.round(rows / np.where(largest > 0, largest, 1.0), TIE_DIGITS), axis=1)
+    ranks = rankdata(round_scores(rows), method=ties, axis=1)
     centred = ranks - ranks.mean(axis=1, keepdims=True)
     lengths = np.sqrt((centred**2).sum(axis=1))
     product = lengths[:-1] * lengths[-1]
     correlations: Floats = np.full(len(scores), np.nan)
     np.divide(centred[:-1] @ centred[-1], product, out=correlations, where=product > 0)
     return np.clip(correlations, -1.0, 1.0)
+
+
+def kendall(scores: Floats, importance: Floats) -> Floats:
+    """[layer]: Kendall's tau-b of scores [layer, token] with importance [token].
+
+    NaN where it is undefined, as Spearman's.
+
+    >>> kendall(np.array([[1.0, 2.0, 3.0], [1.0, 3.0, 2.0]]), np.array([0.1, 0.2, 0.9])).round(3)
+    array([1.   , 0.333])
+    """
+    rows = np.vstack([scores, importance])
+    correlations: Floats = np.full(len(scores), np.nan)
+    if rows.shape[1] < 2 or not np.isfinite(rows).all():
+        return correlations
+    rounded = round_scores(rows)
+    first, second = np.triu_indices(rows.shape[1], k=1)
+    signs = np.sign(rounded[:, first] - rounded[:, second])  # [row, pair]
+    untied = np.abs(signs).sum(axis=1)
+    product = np.sqrt(untied[:-1] * untied[-1])
+    np.divide(signs[:-1] @ signs[-1], product, out=correlations, where=product > 0)
+    return np.clip(correlations, -1.0, 1.0)
+
+
+STATISTICS: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "spearman": spearman,
+    "kendall": kendall,
+    "dense": dense,
+}
+STATISTIC_NAMES = {
+    "spearman": "Spearman correlation",
+    "kendall": "Kendall correlation",
+    "dense": "Spearman correlation of dense ranks",
+}
+UNDEFINED = ("drop", "zero")
+
+
+def check_statistic(statistic: str, undefined: str) -> None:
+    """Refuse a statistic, or a way to treat what is undefined, that does not exist."""
+    if statistic not in STATISTICS:
+        raise OptionError(f"unknown statistic {statistic!r}; choose from {', '.join(STATISTICS)}")
+    if undefined not in UNDEFINED:
+        raise OptionError(f"unknown undefined={undefined!r}; choose from {', '.join(UNDEFINED)}")
+
+
+def round_scores(scores: Floats) -> Floats:
+    """Scores [..., token] relative to the largest of their row, without what is rounding."""
+    largest = np.abs(scores).max(axis=-1, keepdims=True, initial=0.0)
+    rounded: Floats = np.round(scores / np.where(largest > 0, largest, 1.0), TIE_DIGITS)
+    return rounded
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+
+def treat_undefined(values: Floats, undefined: str) -> Floats:
+    """The values [example] that count: undefined ones are dropped, or are zero."""
+    missing = np.isnan(values)
+    return np.where(missing, 0.0, values) if undefined == "zero" else values[~missing]
+
+
+def summarise(values: Floats, undefined: str = "drop") -> tuple[float, float, int, int]:
+    """(mean, standard deviation, examples, how many are undefined) of values [example]."""
+    counted = treat_undefined(values, undefined)
+    missing = int(np.isnan(values).sum())
+    if not len(counted):
+        return float("nan"), float("nan"), len(values), missing
+    return float(counted.mean()), float(counted.std()), len(values), missing
+
+
+def bootstrap(values: Floats, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
+    """The 95 % confidence interval of a mean: the middle of the means of resampled values.
+
+    >>> low, high = bootstrap(np.arange(100.0))
+    >>> 40 < low < 49.5 < high < 60
+    True
+    """
+    if not len(values):
+        return float("nan"), float("nan")
+    rng = np.random.default_rng(seed)
+    means = [values[rng.integers(0, len(values), len(values))].mean() for _ in range(resamples)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def find_p_value(differences: Floats, *, seed: int = 0) -> float:
+    """The p value of a mean of paired differences [example], two-sided, by changes of sign.
+
+    If neither side were better, each difference could as well have the other sign. All ways to
+    change the signs are tried for up to 12 differences, 9,999 random ones for more. NaN for none.
+
+    >>> find_p_value(np.array([0.1, 0.2, 0.3])), find_p_value(np.zeros(20))
+    (0.25, 1.0)
+    """
+    count = len(differences)
+    if not count:
+        return float("nan")
+    exact = count <= EXACT_SIGNS
+    if exact:
+        bits = np.arange(1 << count)[:, None] >> np.arange(count) & 1
+    else:
+        bits = np.random.default_rng(seed).integers(0, 2, (DRAWN_SIGNS, count))
+    sums = np.abs((1 - 2 * bits) @ differences)
+    observed = abs(differences.sum())
+    reached = int((sums >= observed - 1e-12 * max(1.0, float(np.abs(differences).sum()))).sum())
+    return reached / len(sums) if exact else (reached + 1) / (len(sums) + 1)
+
+
+def correct_family(values: Sequence[float]) -> list[float]:
+    """p values by Holm's correction: how likely is one so small among all of them?
+
+    What is NaN stays so, and does not count.
+
+    >>> correct_family([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected = list(values)
+    known = sorted((p, place) for place, p in enumerate(values) if not np.isnan(p))
+    largest = 0.0
+    for rank, (p, place) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        corrected[place] = largest
+    return corrected

@@ -1,8 +1,8 @@
 """Watching a prediction: which class, on which inputs, and how probable it is on their variants."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from attnflow.models.model import Model
 if TYPE_CHECKING:
     import torch
 
+Reading = TypeVar("Reading")
 Target = int | str | np.integer[Any]  # a class by number or name; for language models, a token
 Targets = Target | Sequence[Target | None] | npt.NDArray[Any] | None  # for all inputs, or per input
 
@@ -87,20 +88,42 @@ def watch(
     model: Model, variants: Sequence[Variant], batch_tokens: int | None
 ) -> list[tuple[int, float]]:
     """The class that is watched per variant, and its probability."""
+
+    def read(logits: "torch.Tensor", chosen: Sequence[Variant]) -> list[tuple[int, float]]:
+        probabilities = model.probabilities(logits)
+        targets = choose_targets(model, probabilities, [each.target for each in chosen])
+        values = probabilities[list(range(len(targets))), targets].tolist()
+        return list(zip(targets, values, strict=True))
+
+    return run_variants(model, variants, read, batch_tokens)
+
+
+def run_variants(
+    model: Model,
+    variants: Sequence[Variant],
+    read: Callable[["torch.Tensor", Sequence[Variant]], Sequence[Reading]],
+    batch_tokens: int | None,
+) -> list[Reading]:
+    """What is read of each variant's logits, [sequence, class], some of similar length at a time.
+
+    read: from the logits of a few variants to one reading of each.
+    """
     import torch
 
     most = model.batch_tokens if batch_tokens is None else batch_tokens
-    watched: dict[int, tuple[int, float]] = {}
+    readings: dict[int, Reading] = {}
     with evaluating(model.model), torch.no_grad():
         for batch in batches([variant.encoded for variant in variants], most):
             chosen = [variants[place] for place in batch]
             arguments = model.batch([variant.encoded for variant in chosen])
+            if "attention_mask" not in arguments and any(each.hidden for each in chosen):
+                raise OptionError(
+                    f"replacement='attention' needs an attention mask, and {model.name} takes none;"
+                    " give a token to put in place of others"
+                )
             for row, variant in enumerate(chosen):
                 if variant.hidden:
                     arguments["attention_mask"][row, list(variant.hidden)] = 0
             logits = model.logits(arguments, [variant.position for variant in chosen])
-            probabilities = model.probabilities(logits)
-            targets = choose_targets(model, probabilities, [variant.target for variant in chosen])
-            values = probabilities[torch.arange(len(targets)), torch.tensor(targets)].tolist()
-            watched |= dict(zip(batch, zip(targets, values, strict=True), strict=True))
-    return [watched[place] for place in range(len(variants))]
+            readings |= dict(zip(batch, read(logits, chosen), strict=True))
+    return [readings[place] for place in range(len(variants))]

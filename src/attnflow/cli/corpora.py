@@ -9,12 +9,17 @@ from attnflow.cli.evaluating import evaluate_folder, note_unfinished
 from attnflow.cli.options import (
     OWN,
     Edges,
+    Faithfulness,
     Graph,
     Limit,
+    Replacements,
     ReportFile,
     Residual,
     Seed,
     SpecialTokens,
+    Statistic,
+    TargetOf,
+    Undefined,
     Without,
     read_layers,
     read_name_or_number,
@@ -251,15 +256,21 @@ def evaluate_command(
     ] = "",
     special_tokens: SpecialTokens = False,
     limit: Limit = None,
+    faithfulness: Faithfulness = "",
+    replacement: Replacements = "",
+    target_of: TargetOf = "probability",
+    statistic: Statistic = "spearman",
+    undefined: Undefined = "drop",
     seed: Seed = 0,
     out: ReportFile = None,
 ) -> None:
     """Rank correlations from the stored scores, with bootstrap confidence intervals.
 
-    No model runs.
+    No model runs, but for faithfulness: that of the corpus, on perturbed texts.
     """
     names = split_columns(methods), split_columns(against)
-    evaluate_folder(folder, *names, special_tokens, limit, out, seed)
+    yardsticks = faithfulness, replacement, target_of, statistic, undefined
+    evaluate_folder(folder, *names, special_tokens, limit, out, *yardsticks, seed=seed)
 
 
 @app.command("top")

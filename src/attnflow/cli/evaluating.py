@@ -11,15 +11,20 @@ from attnflow.analysis.importance import IMPORTANCES
 from attnflow.analysis.report import Report
 from attnflow.cli.options import (
     Edges,
+    Faithfulness,
     Graph,
     Importances,
     Layers,
     Limit,
     Methods,
     Query,
+    Replacements,
     ReportFile,
     Residual,
     SpecialTokens,
+    Statistic,
+    TargetOf,
+    Undefined,
     Without,
     check_out,
     import_own,
@@ -28,6 +33,7 @@ from attnflow.cli.options import (
     read_layers,
     read_name_or_number,
     read_numbers,
+    read_replacements,
     split_columns,
 )
 from attnflow.core.methods import METHODS
@@ -69,6 +75,17 @@ def evaluate_command(
     residual: Residual = None,
     without: Without = "",
     graph: Graph = None,
+    faithfulness: Faithfulness = "",
+    replacement: Replacements = "",
+    target_of: TargetOf = "probability",
+    statistic: Statistic = "spearman",
+    undefined: Undefined = "drop",
+    differences: Annotated[
+        bool,
+        typer.Option(
+            "--differences", help="Compare all methods in pairs, in the top layer, as well."
+        ),
+    ] = False,
     sanity: Annotated[
         bool,
         typer.Option(
@@ -79,7 +96,8 @@ def evaluate_command(
 ) -> None:
     """Measure how well methods rank the tokens of many texts.
 
-    Spearman's correlation with blank-out and input gradients.
+    Rank correlation with blank-out and input gradients, and faithfulness: how far the prediction
+    falls when the tokens of the highest scores are taken away.
     """
     if file is None:
         if not (Path(model) / MANIFEST).is_file():
@@ -97,7 +115,10 @@ def evaluate_command(
             [] if methods == ALL_METHODS else split_columns(methods),
             [] if against == ALL_IMPORTANCES else split_columns(against),
         )
-        evaluate_folder(Path(model), *wanted, special_tokens, limit, out)
+        if differences:
+            raise OptionError("--differences is for texts in a file; leave it out for a corpus")
+        chosen_yardsticks = faithfulness, replacement, target_of, statistic, undefined
+        evaluate_folder(Path(model), *wanted, special_tokens, limit, out, *chosen_yardsticks)
         return
     check_out(out, TABLE_ENDINGS)
     chosen = read_layers(layers)
@@ -117,11 +138,18 @@ def evaluate_command(
         residual=residual,
         without=taken_out,
         graph=None if graph is None else import_own(graph, "graph"),
+        faithfulness=read_functions(faithfulness, "metric"),
+        replacement=read_replacements(replacement),
+        target_of=target_of,
+        statistic=statistic,
+        undefined=undefined,
         sanity=sanity,
     )
     if out is not None:
         report.save(out)
     print_markdown(report.to_markdown())
+    if differences:
+        print_markdown(report.differences().to_markdown())
     note_interruption(report)
 
 
@@ -132,9 +160,14 @@ def evaluate_folder(
     special_tokens: bool,
     limit: int | None,
     out: Path | None,
+    faithfulness: str,
+    replacement: str,
+    target_of: str,
+    statistic: str,
+    undefined: str,
     seed: int = 0,
 ) -> None:
-    """Correlations from the scores that a corpus holds; of all that is stored by default."""
+    """What the scores that a corpus holds are worth; of all that is stored by default."""
     check_out(out, TABLE_ENDINGS)
     report = evaluate_corpus(
         folder,
@@ -143,6 +176,11 @@ def evaluate_folder(
         special_tokens=special_tokens,
         limit=limit,
         seed=seed,
+        statistic=statistic,
+        undefined=undefined,
+        faithfulness=read_functions(faithfulness, "metric"),
+        replacement=read_replacements(replacement),
+        target_of=target_of,
     )
     if out is not None:
         report.save(out)

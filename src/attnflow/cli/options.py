@@ -51,6 +51,36 @@ Edges = Annotated[
 Importances = Annotated[
     str, typer.Option(help=f"Which importances, separated by commas; your own as {OWN}.")
 ]
+Faithfulness = Annotated[
+    str,
+    typer.Option(
+        metavar="METRIC,METRIC",
+        help="Metrics of faithfulness beside the correlations: comprehensiveness, sufficiency,"
+        " deletion, insertion, log_odds, comprehensiveness@20, normalised_comprehensiveness, ...;"
+        f" your own as {OWN}.",
+        show_default=False,
+    ),
+]
+Replacements = Annotated[
+    str,
+    typer.Option(
+        "--replacement",
+        metavar="NAME,NAME",
+        help="What is done to tokens that are taken away: unknown, mask, removal, attention, or a"
+        " token; several are compared.",
+        show_default="as blank-out chooses",
+    ),
+]
+TargetOf = Annotated[
+    str,
+    typer.Option(help="What faithfulness watches: probability, log_probability or logit."),
+]
+Statistic = Annotated[
+    str, typer.Option(help="The rank correlation: spearman, kendall, or dense (ranks).")
+]
+Undefined = Annotated[
+    str, typer.Option(help="What undefined correlations do: drop out, or count as zero.")
+]
 Query = Annotated[
     str, typer.Option(help="focal, max or mean over positions, or the number of a position.")
 ]
@@ -190,3 +220,9 @@ def check_out(out: Path | None, endings: Iterable[str]) -> None:
     if out is not None:
         check_ending(out, endings)
         check_writable(out)
+
+
+def read_replacements(text: str) -> str | list[str] | None:
+    """What --replacement means: one, several, or None if it was not given."""
+    names = split_names(text)
+    return names if len(names) > 1 else next(iter(names), None)

@@ -142,13 +142,13 @@ class Table(ABC):
 
     def _content(self) -> dict[str, Any]:
         """What JSON holds, by name: rows by their columns."""
-        return {"table": [dict(zip(self.columns, row, strict=True)) for row in self.rows()]}
+        return {"table": [dict(zip(self._columns, row, strict=True)) for row in self.rows()]}
 
     def _repr_html_(self) -> str:
         return format_html(self._view(), self._provenance)
 
     def _panels(self) -> Iterator[Panel]:
-        yield Panel(self.columns, self.rows())
+        yield Panel(self._columns, self.rows())
 
     def _view(self) -> Iterator[Panel]:
         return self._panels()
@@ -159,8 +159,13 @@ class Table(ABC):
             [clean_text(cell) if isinstance(cell, str) else cell for cell in row]
             for row in self.rows()
         )
-        values = list(zip(*rows, strict=True)) or [()] * len(self.columns)
-        return dict(zip(self.columns, values, strict=True))
+        values = list(zip(*rows, strict=True)) or [()] * len(self._columns)
+        return dict(zip(self._columns, values, strict=True))
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The names of the columns; for a result that has more of them at times, to override."""
+        return self.columns
 
     @property
     def _provenance(self) -> Source | None:
@@ -170,10 +175,10 @@ class Table(ABC):
 
     def _write_csv(self, file: IO[bytes]) -> None:
         if self._provenance is None:
-            write_csv(file, list(self.columns), self.rows())
+            write_csv(file, list(self._columns), self.rows())
             return
         source = str(self._provenance)
-        write_csv(file, [*self.columns, "source"], ((*row, source) for row in self.rows()))
+        write_csv(file, [*self._columns, "source"], ((*row, source) for row in self.rows()))
 
 
 class ArrayTable(Table):

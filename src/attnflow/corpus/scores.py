@@ -1,18 +1,28 @@
 """What the stored scores say: rank correlations with importance, and the strongest words.
 
-No model runs.
+No model runs, unless faithfulness is asked for.
 """
 
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from attnflow.analysis.statistics import spearman
+from attnflow.analysis.metrics import prefers_lower
+from attnflow.analysis.statistics import (
+    STATISTIC_NAMES,
+    STATISTICS,
+    bootstrap,
+    check_statistic,
+    summarise,
+    treat_undefined,
+)
+from attnflow.analysis.yardsticks import Yardsticks
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
 from attnflow.core.formatting import Panel
@@ -21,18 +31,18 @@ from attnflow.core.provenance import Source
 from attnflow.core.tables import Table
 from attnflow.core.text import is_common
 from attnflow.corpus.manifest import Manifest, removes_positions
+from attnflow.corpus.measured import measure_rows, open_same, stack_values
 from attnflow.corpus.reading import read_shards
 from attnflow.corpus.rows import require_pyarrow
 from attnflow.corpus.shard_tables import name_results
 from attnflow.errors import OptionError
 
 STORED_DIGITS = 6  # of a score in float32; what follows is rounding, and breaks no tie
-RESAMPLES = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class CorpusReport(Table):
-    """Rank correlations of stored methods with stored importance, text by text.
+    """Rank correlations of stored methods with stored importance, and faithfulness, text by text.
 
     Parameters
     ----------
@@ -48,6 +58,11 @@ class CorpusReport(Table):
         The seed of the bootstrap.
     source
         Where the scores came from.
+    statistic, undefined
+        As in `Report`.
+    measured
+        Of faithfulness, by (metric, replacement, method): [layer, text]; a random order and the
+        best one found are among the methods.
     """
 
     columns: ClassVar = (
@@ -68,28 +83,37 @@ class CorpusReport(Table):
     special_tokens: bool = False
     seed: int = 0
     source: Source | None = None
+    statistic: str = "spearman"
+    undefined: str = "drop"
+    measured: dict[tuple[str, str, str], Floats] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[tuple[str, str, int, float, float, float, float, int, int]]:
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return (*self.columns, "replacement") if self.measured else self.columns
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
         """(against, method, layer, mean, low, high, standard deviation, texts, undefined).
 
         low and high are the ends of the 95 % interval of the mean; undefined: of how many texts.
+        With faithfulness there is one more column, the replacement.
         """
-        for (against, method), by_layer in self.correlations.items():
-            for layer, values in zip(self.layers[method], by_layer, strict=True):
-                known = values[~np.isnan(values)]
-                mean, deviation = (
-                    (float(known.mean()), float(known.std()))
-                    if len(known)
-                    else (float("nan"), float("nan"))
-                )
-                low, high = bootstrap(known, seed=self.seed)
-                undefined = len(values) - len(known)
-                yield against, method, layer, mean, low, high, deviation, len(values), undefined
+        plain = {(name, None, method): rows for (name, method), rows in self.correlations.items()}
+        for (against, way, method), by_layer in (plain | self.measured).items():
+            treated = self.undefined if way is None else "drop"
+            for layer, values in zip(self.layers.get(method, (None,)), by_layer, strict=True):
+                mean, deviation, texts, undefined = summarise(values, treated)
+                low, high = bootstrap(treat_undefined(values, treated), seed=self.seed)
+                row = against, method, layer, mean, low, high, deviation, texts, undefined
+                yield (*row, way) if self.measured else row
 
     def _panels(self) -> Iterator[Panel]:
-        """One line per importance, method and layer."""
+        """One line per yardstick, method and layer."""
         kept = "included" if self.special_tokens else "left out"
-        caption = f"Spearman correlation in {self.name}; special tokens {kept}"
+        more = " and faithfulness" if self.measured else ""
+        zero = "; undefined correlations count as 0" if self.undefined == "zero" else ""
+        caption = (
+            f"{STATISTIC_NAMES[self.statistic]}{more} in {self.name}; special tokens {kept}{zero}"
+        )
         header = [
             "against",
             "method",
@@ -99,15 +123,20 @@ class CorpusReport(Table):
             "std",
             "texts",
             "undefined",
+            *["replacement"] * bool(self.measured),
         ]
-        yield Panel(header, map(format_correlation, self.rows()), caption)
+        metrics = dict.fromkeys(metric for metric, _, _ in self.measured)
+        lower = [name for name in metrics if prefers_lower(name)]
+        note = f"lower is better: {', '.join(lower)}" if lower else ""
+        yield Panel(header, map(format_correlation, self.rows()), caption, note)
 
 
-def format_correlation(row: Sequence[Any]) -> list[str]:
+def format_correlation(row: Sequence[Any]) -> list[str | None]:
     """The cells of one row as they are printed."""
-    against, method, layer, mean, low, high, deviation, texts, undefined = row
+    against, method, layer, mean, low, high, deviation, texts, undefined, *way = row
     numbers = [f"{mean:.3f}", f"{low:.3f} to {high:.3f}", f"{deviation:.3f}"]
-    return [against, method, str(layer), *numbers, str(texts), str(undefined)]
+    place = None if layer is None else str(layer)
+    return [against, method, place, *numbers, str(texts), str(undefined), *way]
 
 
 def evaluate_corpus(
@@ -118,8 +147,14 @@ def evaluate_corpus(
     special_tokens: bool = False,
     limit: int | None = None,
     seed: int = 0,
+    statistic: str = "spearman",
+    undefined: str = "drop",
+    faithfulness: Any = (),
+    replacement: Any = None,
+    target_of: str = "probability",
+    model: Any = None,
 ) -> CorpusReport:
-    """How well the stored methods rank tokens: Spearman's correlation with stored importance.
+    """How well the stored methods rank tokens: rank correlation with stored importance.
 
     Parameters
     ----------
@@ -136,12 +171,22 @@ def evaluate_corpus(
         The maximum number of texts.
     seed
         The seed of the bootstrap.
+    statistic, undefined, faithfulness, replacement, target_of
+        As in `evaluate`; for faithfulness the model runs, on perturbed texts.
+    model
+        The model that the corpus was computed with, needed for faithfulness; loaded by the name
+        that the folder has noted if None.
     """
     require_pyarrow()
+    check_statistic(statistic, undefined)
     manifest = Manifest.read(folder)
     chosen = choose_stored(methods, manifest.results, "method", folder)
     scored = choose_stored(against, manifest.options["importance"], "importance", folder)
-    if not scored:
+    yardsticks = None
+    if callable(faithfulness) or faithfulness:
+        opened = open_same(folder, manifest, model)
+        yardsticks = Yardsticks.read(opened, faithfulness, replacement, target_of)
+    if not scored and yardsticks is None:
         raise OptionError(
             f"{folder} holds no importance to compare with; compute it with importance, blank_out"
             " or input_gradient"
@@ -151,19 +196,26 @@ def evaluate_corpus(
     correlations: dict[tuple[str, str], list[Floats]] = {
         (name, method): [] for name in scored for method in chosen
     }
-    for count, row in enumerate(read_rows(Path(folder), manifest, [*chosen, *scored])):
-        if count == limit:
-            break
+    for row in islice(read_rows(Path(folder), manifest, [*chosen, *scored]), limit):
         kept = find_kept(row, special_tokens)
         scores = {name: round_scores(row[name])[..., kept] for name in (*chosen, *scored)}
         for name, method in correlations:
-            correlations[name, method].append(spearman(scores[method], scores[name]))
+            correlations[name, method].append(STATISTICS[statistic](scores[method], scores[name]))
     layers = {method: tuple(manifest.options["layers"][method]) for method in chosen}
     by_layer = {
         (name, method): np.stack(rows, axis=1) if rows else np.empty((len(layers[method]), 0))
         for (name, method), rows in correlations.items()
     }
     edges = manifest.options["edges"]
+    measured = {}
+    if yardsticks is not None:
+        rows = read_rows(Path(folder), manifest, ["text", "tokens", "label", *chosen])
+        rounded = (
+            {**row, **{name: round_scores(row[name]) for name in chosen}}
+            for row in islice(rows, limit)
+        )
+        position = manifest.options["position"]
+        measured = stack_values(measure_rows(yardsticks, rounded, chosen, position))
     source = Source(
         manifest.model["name"],
         manifest.model["fingerprint"],
@@ -171,7 +223,17 @@ def evaluate_corpus(
         edges=edges[0] if len(edges) == 1 else None,
         residual=manifest.options["residual"],
     )
-    return CorpusReport(os.fspath(folder), layers, by_layer, special_tokens, seed, source)
+    return CorpusReport(
+        os.fspath(folder),
+        layers,
+        by_layer,
+        special_tokens,
+        seed,
+        source,
+        statistic,
+        undefined,
+        measured,
+    )
 
 
 def choose_stored(
@@ -210,21 +272,6 @@ def round_scores(values: Any) -> Floats:
     scores = np.asarray(values, dtype=np.float64)
     largest = np.abs(scores).max(axis=-1, keepdims=True)
     return np.round(scores / np.where(largest > 0, largest, 1.0), STORED_DIGITS)
-
-
-def bootstrap(values: Floats, *, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The 95 % confidence interval of a mean: the middle of the means of resampled values.
-
-    >>> low, high = bootstrap(np.arange(100.0))
-    >>> 40 < low < 49.5 < high < 60
-    True
-    """
-    if not len(values):
-        return float("nan"), float("nan")
-    rng = np.random.default_rng(seed)
-    means = [values[rng.integers(0, len(values), len(values))].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 # ---- words --------------------------------------------------------------------------------------

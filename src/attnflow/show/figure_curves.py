@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnflow.analysis.report import Report
+from attnflow.analysis.statistics import STATISTIC_NAMES
 from attnflow.core.arrays import Floats
 from attnflow.errors import OptionError
 from attnflow.show.colours import Look, choose_look
@@ -97,7 +98,7 @@ def layer_curves(
         frame_curves(ax, report.layers)
         set_title(ax, label_tokens([against.replace("_", " ")], NAME_LENGTH)[0])
     for ax in panels[::columns] if own else panels[:1]:
-        ax.set_ylabel("Spearman correlation")
+        ax.set_ylabel(STATISTIC_NAMES[report.statistic])
     lines = [line for line, _ in artists[report.against[0]].values()]
     owner: Any = find_figure(panels[0]) if own else panels[-1]
     options: dict[str, Any] = {"frameon": False, "handlelength": 3.0}
@@ -113,7 +114,9 @@ def layer_curves(
 def read_curves(report: Report, band: str) -> dict[tuple[str, str], Curve]:
     """The curves by (importance, method), in the order of the report."""
     table: dict[tuple[str, str], list[tuple[int | None, float, float]]] = {}
-    for against, method, layer, mean, deviation, examples, undefined in report.rows():
+    for against, method, layer, mean, deviation, examples, undefined, *_ in report.rows():
+        if against not in report.against:
+            continue
         half = deviation / max(examples - undefined, 1) ** 0.5 if band == "error" else deviation
         table.setdefault((against, method), []).append((layer, mean, half))
     layered = list(dict.fromkeys(key[1] for key, rows in table.items() if rows[0][0] is not None))

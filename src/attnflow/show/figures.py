@@ -8,6 +8,7 @@ figure is left behind, and no setting of matplotlib is changed.
 from attnflow.show.drawing import Drawing, save
 from attnflow.show.figure_curves import layer_curves
 from attnflow.show.figure_edges import edges
+from attnflow.show.figure_faithfulness import deletion_curves
 from attnflow.show.figure_graphs import attention_graph, compare_graphs, flow_paths
 from attnflow.show.figure_maps import compare_heatmaps, generation, heatmap
 from attnflow.show.figure_overlay import overlay
@@ -18,6 +19,7 @@ __all__ = [
     "attention_graph",
     "compare_graphs",
     "compare_heatmaps",
+    "deletion_curves",
     "edges",
     "flow_paths",
     "generation",
