@@ -18,6 +18,7 @@ from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
 from attnflow.capturing.recording import record
+from attnflow.capturing.rows import raw_rows, rollout_rows
 from attnflow.core.attention import Attention
 from attnflow.core.custom import token_attention
 from attnflow.core.graph import AttentionGraph
@@ -88,9 +89,11 @@ __all__ = [
     "load",
     "max_flow",
     "raw",
+    "raw_rows",
     "read_corpus",
     "record",
     "rollout",
+    "rollout_rows",
     "token_attention",
 ]
 
