@@ -11,7 +11,7 @@ import torch
 import transformers as t
 
 import attnflow as af
-from tests.families import DECODERS, ENCODERS, VISION, build, text
+from tests.families import DECODERS, ENCODERS, VISION, build, text, word_tokenizer
 
 SAME = 1e-5
 IDS = [7, 23, 41, 9, 55, 12, 30, 8, 17, 44, 5]
@@ -158,16 +158,12 @@ def test_half_precision_and_training_mode_are_no_obstacle() -> None:
 
 
 def test_a_mask_that_went_missing_is_an_error() -> None:
-    model = build("qwen3")
+    model = build.__wrapped__("qwen3")  # one of its own, so that nothing is remembered of it
     attentions = [module for module in model.modules() if getattr(module, "is_causal", False)]
-    try:
-        for module in attentions:
-            module.is_causal = False
-        with pytest.raises(af.CaptureError, match=r"must hide what follows; got .* at layer 1"):
-            af.rollout_rows(model, IDS, positions=[-1])
-    finally:
-        for module in attentions:
-            module.is_causal = True
+    for module in attentions:
+        module.is_causal = False
+    with pytest.raises(af.CaptureError, match=r"must hide what follows; got .* at layer 1"):
+        af.rollout_rows(model, IDS, positions=[-1])
 
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
@@ -199,3 +195,156 @@ def test_a_bad_residual_and_an_encoder_decoder_get_one_clear_line() -> None:
         af.rollout_rows(build("llama"), IDS, positions=[0], residual=1.0)
     with pytest.raises(af.OptionError, match="T5ForConditionalGeneration is an encoder-decoder"):
         af.rollout_rows(build("t5"), IDS, positions=[0])
+
+
+# ---- segments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", STACKS)
+def test_segments_equal_the_rollout_to_groups(family: str) -> None:
+    model = af.Model(build(family))
+    segments = {"first": (1, 4), "second": af.Group("second", (6, 8))}
+    for residual, without in ((0.5, []), (0.3, [2])):
+        graph = af.capture(model, example(family)).graph(residual=residual, without=without)
+        shares = af.rollout_segments(
+            model, example(family), segments=segments, residual=residual, without=without
+        )
+        first = [place for place in (1, 2, 3) if place not in without]
+        rest = [0, 4, 5, 7, *range(9, graph.size)]
+        expected = af.rollout(graph, groups={"first": first, "second": [6, 8], "(rest)": rest})
+        assert np.abs(shares.values - expected.values).max() < SAME
+        assert np.abs(shares.values.sum(axis=-1) - 1).max() < 1e-12
+        for name in ("layers", "positions", "tokens", "queries", "groups", "causal", "window"):
+            assert getattr(shares, name) == getattr(expected, name), name
+
+
+def test_more_segments_than_one_pass_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = af.Model(build("llama"))
+    segments = [(place, place + 1) for place in range(len(IDS))]
+    monkeypatch.setattr(sys.modules["attnflow.capturing.segments"], "COLUMNS", 4)
+    shares = af.rollout_segments(model, IDS, segments=segments, layers=[2, 3], positions=[-1, 4])
+    expected = af.rollout(af.capture(model, IDS), layers=[2, 3], positions=[-1, 4])
+    assert np.abs(shares.values - expected.values).max() < SAME  # nothing is left: no more column
+    assert shares.layers == (2, 3)
+    rows = af.rollout_rows(model, IDS, layers=[2, 3], positions=[-1, 4])
+    assert np.abs(shares.values - rows.values).max() < 1e-6
+
+
+WORDS = "the key is lost. here the cabinets are lost? Here is the key"
+
+
+@pytest.fixture(scope="module")
+def reader() -> af.Model:
+    """A model with a tokenizer of words and a template of chats."""
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[MASK] {{ m['role'] }} {{ m['content'] | trim }} [SEP]{% endfor %}"
+    )
+    return af.Model(build("bert"), tokenizer)
+
+
+def spell(shares: af.TokenAttention, tokens: tuple[str, ...]) -> list[list[str]]:
+    """The tokens of each segment."""
+    assert shares.groups is not None
+    return [[tokens[place] for place in group.positions] for group in shares.groups]
+
+
+def test_sentences_lines_and_words_are_segments(reader: af.Model) -> None:
+    tokens = reader.encode(WORDS).tokens
+    shares = af.rollout_segments(reader, WORDS, segments="sentences")
+    assert shares.tokens == (
+        "the key is lost. here the cabinets are lost?",  # a small letter starts no sentence
+        "Here is the key",
+        "(rest)",
+    )
+    assert spell(shares, tokens)[2] == ["[CLS]", "[SEP]"]
+    lines = "the key\n\n  is lost\nhere"
+    shares = af.rollout_segments(reader, lines, segments="lines")
+    assert shares.tokens == ("the key", "is lost", "here", "(rest)")
+    assert spell(shares, reader.encode(lines).tokens)[:2] == [["the", "key"], ["is", "lost"]]
+    shares = af.rollout_segments(reader, "the key the key", segments="words")
+    assert shares.tokens == ("the", "key", "the", "key", "(rest)")
+    several = af.rollout_segments(reader, [WORDS, lines], segments="lines", positions=[0])
+    assert [len(each.tokens) for each in several] == [2, 4]
+    both = af.rollout_segments(reader, ["the key", lines], segments=[{"a": (0, 1)}, "lines"])
+    assert both[0].tokens == ("a", "(rest)")
+
+
+def test_spans_of_characters_and_passages_find_their_tokens(reader: af.Model) -> None:
+    tokens = reader.encode(WORDS).tokens
+    start = WORDS.index("cabinets")
+    shares = af.rollout_segments(
+        reader, WORDS, segments={"what": (start, start + 8), "end": (-3, None)}, unit="characters"
+    )
+    assert spell(shares, tokens)[:2] == [["cabinets"], ["key"]]
+    passages = af.rollout_segments(reader, WORDS, segments={"what": "the cabinets", "b": "is lost"})
+    assert spell(passages, tokens)[:2] == [["the", "cabinets"], ["is", "lost"]]
+    counted = af.rollout_segments(reader, WORDS, segments={"end": (-3, None)})
+    assert spell(counted, tokens)[0] == ["the", "key", "[SEP]"]
+
+
+def test_turns_of_a_chat_are_segments(reader: af.Model) -> None:
+    chat = [
+        {"role": "system", "content": " the key "},
+        {"role": "user", "content": "is lost here"},
+        {"role": "assistant", "content": "the key"},
+    ]
+    shares = af.rollout_segments(reader, chat, segments="turns", positions=[0])
+    assert shares.tokens == ("1 system", "2 user", "3 assistant", "(rest)")
+    assert shares.groups is not None
+    assert [len(group.positions) for group in shares.groups] == [2, 3, 2, 9]
+    rows = af.rollout_rows(reader, chat, positions=[0])
+    assert rows.tokens[:4] == ("[MASK]", "[UNK]", "the", "key")
+    assert np.abs(rows.by_word().values.sum() - 1) < 1e-6
+    totals = [rows.values[0, 0, list(group.positions)].sum() for group in shares.groups]
+    assert np.abs(shares.at(0) - totals).max() < 1e-6
+
+
+BAD_SEGMENTS: list[tuple[Any, dict[str, Any], str]] = [
+    (WORDS, {"segments": {"a": (0, 4), "b": (3, 6)}}, "position 3 in 'a' and in 'b'"),
+    (WORDS, {"segments": {"a": (0, 40)}}, r"'a' must lie within the 17 positions; got \(0, 40\)"),
+    (WORDS, {"segments": {"a": (-18, 3)}}, "'a' must lie within the 17 positions"),
+    (WORDS, {"segments": {"a": (4, 4)}}, r"'a' must end after it starts; got \(4, 4\)"),
+    (WORDS, {"segments": {"a": (4, 3)}}, "'a' must end after it starts"),
+    (
+        WORDS,
+        {"segments": {"a": (0.5, 3)}},
+        "the span of segment 'a' must be whole numbers; got 0.5",
+    ),
+    (WORDS, {"segments": {"a": 3}}, r"'a' must be a span \(start, end\) of positions"),
+    (WORDS, {"segments": {5: (0, 1)}}, "the names of segments must be strings; got 5"),
+    (WORDS, {"segments": {}}, "at least one segment must be given; got none"),
+    (WORDS, {"segments": 5}, "segments must be one of sentences, lines, words, turns"),
+    (WORDS, {"segments": "pages"}, "unknown segments 'pages'; choose from sentences, lines"),
+    (WORDS, {"segments": {"a": "nobody"}}, "'nobody', which stands there 0 times"),
+    (WORDS, {"segments": {"a": "the key"}}, "'the key', which stands there 2 times"),
+    (WORDS, {"segments": {"a": ""}}, "stands there 0 times"),
+    (WORDS, {"segments": {"a": (3, 4)}, "unit": "characters"}, "must hold at least one token"),
+    (WORDS, {"segments": {"a": (0, 99)}, "unit": "characters"}, "within the 60 characters"),
+    (WORDS, {"segments": "lines", "unit": "bytes"}, "unknown unit 'bytes'; choose from positions"),
+    (WORDS, {"segments": "turns"}, "needs the messages of a chat"),
+    (WORDS, {"segments": {"a": af.Group("a", (50,))}}, "within the 17 positions; got 50"),
+    (WORDS, {"segments": {"a": (0, 1)}, "without": [0]}, "'a' has no position left"),
+    (IDS, {"segments": "sentences"}, "need a text and a fast tokenizer"),
+    (IDS, {"segments": "words"}, "needs a text and a fast tokenizer"),
+    ([WORDS, WORDS], {"segments": {"a": (0, 1)}}, "a list of 2; got dict"),
+    ([{"role": "user", "content": 5}], {"segments": "turns"}, "a role and a content, both texts"),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "message"), BAD_SEGMENTS)
+def test_bad_segments_get_one_clear_line(
+    given: Any, options: dict[str, Any], message: str, reader: af.Model
+) -> None:
+    with pytest.raises(af.OptionError, match=message) as error:
+        af.rollout_segments(reader, given, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_shares_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys.modules["attnflow.capturing.segments"], "find_available_memory", lambda: 1000
+    )
+    with pytest.raises(af.OptionError, match=r"give positions=\[-1\], or fewer layers"):
+        af.rollout_segments(build("llama"), IDS, segments=[(0, 3)])
+    af.rollout_segments(build("llama"), IDS, segments=[(0, 3)], positions=[-1])

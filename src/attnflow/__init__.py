@@ -19,6 +19,7 @@ from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
 from attnflow.capturing.recording import record
 from attnflow.capturing.rows import raw_rows, rollout_rows
+from attnflow.capturing.segments import rollout_segments
 from attnflow.core.attention import Attention
 from attnflow.core.custom import token_attention
 from attnflow.core.graph import AttentionGraph
@@ -94,6 +95,7 @@ __all__ = [
     "record",
     "rollout",
     "rollout_rows",
+    "rollout_segments",
     "token_attention",
 ]
 

@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from attnflow.errors import OptionError
 from attnflow.models.inputs import Encoded, are_many, call_tokenizer, number_words, read_ids
@@ -21,6 +25,16 @@ class Prompt:
     # each token's characters; None for those that are no text, as CLS
     places: tuple[Span | None, ...] | None = None
     turns: tuple[tuple[str, Span], ...] | None = None  # the content of each message of a chat
+
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """[position]: the first character of each token that is no space; -1 if it is no text."""
+        starts = np.full(len(self.places or ()), -1)
+        for position, place in enumerate(self.places or ()):
+            if place is not None and place[0] < place[1]:
+                piece = (self.text or "")[slice(*place)]
+                starts[position] = place[0] + (len(piece) - len(piece.lstrip())) % len(piece)
+        return starts
 
 
 def read_prompts(

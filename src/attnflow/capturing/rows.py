@@ -8,7 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.capturing.assembly import find_source
-from attnflow.capturing.carrying import Carrier, LayerAttention, run_layers
+from attnflow.capturing.carrying import (
+    Carrier,
+    LayerAttention,
+    is_causal_language_model,
+    run_layers,
+)
 from attnflow.capturing.prompts import Message, read_prompts
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers, check_positions, check_residual
@@ -282,7 +287,7 @@ def name_rows(
         positions=positions,
         bottom=None if method == "raw" else 0,
         queries=tuple(encoded.tokens[position] for position in positions),
-        causal=model.probe.causal,
+        causal=is_causal_language_model(model) or model.probe.causal,
         normalize="sum",
         window=tuple(None if window is None or window >= size else window for window in windows),
         removed=removed,
