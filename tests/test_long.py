@@ -1,8 +1,10 @@
 """Rows and segments without matrices equal the matrices' rollout, for every family with one stack."""
 
+import json
 import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 import transformers as t
 
 import attnflow as af
+from attnflow.cli import commands as cli
 from tests.families import DECODERS, ENCODERS, VISION, build, text, word_tokenizer
 
 SAME = 1e-5
@@ -348,3 +351,81 @@ def test_shares_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(af.OptionError, match=r"give positions=\[-1\], or fewer layers"):
         af.rollout_segments(build("llama"), IDS, segments=[(0, 3)])
     af.rollout_segments(build("llama"), IDS, segments=[(0, 3)], positions=[-1])
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(reader: af.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and prompts."""
+    place = tmp_path_factory.mktemp("long")
+    reader.model.save_pretrained(place / "encoder")
+    reader.tokenizer.save_pretrained(place / "encoder")
+    (place / "words.txt").write_text(WORDS)
+    (place / "parts.txt").write_text("the\n# key\nis lost\n# key\nhere\n")
+    (place / "chat.json").write_text('[{"role": "user", "content": "the key"}]')
+    (place / "bad.json").write_text('{"role": "user"}')
+    (place / "latin.txt").write_bytes(b"caf\xe9")
+    return place
+
+
+def command(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
+    """The exit status of the command line, run in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "argv", ["attnflow", "segments", "encoder", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_command_shows_a_table_with_bars_and_writes_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert command(monkeypatch, folder, "words.txt") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "rollout: from layer 3, position 0 ([CLS]), to segments"
+    assert "Here is the key" in lines[3]
+    assert "█" in lines[3] or "#" in lines[3]
+    shares = [float(line.split("0.", 1)[1].split()[0]) for line in lines[2:]]
+    assert len(shares) == 3
+    assert command(monkeypatch, folder, "parts.txt", "--by", "marker", "--marker", "# key") == 0
+    assert [name in capsys.readouterr().out for name in ("# key (2)",)] == [True]
+    assert command(monkeypatch, folder, "chat.json", "--by", "turns") == 0
+    assert "1 user" in capsys.readouterr().out
+    assert command(monkeypatch, folder, "words.txt", "--by", "words", "--out", "w.json") == 0
+    content = json.loads((folder / "w.json").read_text())
+    assert content["layers"] == [1, 2, 3]
+    assert content["tokens"][:2] == ["the", "key"]
+    assert command(monkeypatch, folder, "words.txt", "--layer", "2", "--out", "w.csv") == 0
+    assert (folder / "w.csv").read_text().count("\nrollout,2,0,") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.txt"], "nothing.txt: No such file"),
+        (["words.txt", "--by", "pages"], "unknown --by 'pages'; choose from sentences"),
+        (["words.txt", "--by", "marker"], "--by marker and --marker TEXT belong together"),
+        (["words.txt", "--marker", "#"], "--by marker and --marker TEXT belong together"),
+        (["words.txt", "--by", "marker", "--marker", "§"], "the marker must stand in the text"),
+        (["words.txt", "--by", "turns"], "words.txt must hold messages as JSON"),
+        (["bad.json", "--by", "turns"], "must hold a list of messages"),
+        (["latin.txt"], "a text cannot be read"),
+        (["words.txt", "--out", "w.html"], "w.html"),
+        (["words.txt", "--layer", "9"], "layers must be from 1 to 3; got 9"),
+        (["words.txt", "--position", "99"], "positions must be from -17 to 16; got 99"),
+    ],
+)
+def test_a_bad_command_line_gets_one_clear_line(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+) -> None:
+    assert command(monkeypatch, folder, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
