@@ -60,14 +60,18 @@ def other(family: str) -> Any:
     return model
 
 
-def check_rows(model: af.Model, given: Any, residual: float, without: list[int]) -> None:
+def check_rows(
+    model: af.Model, given: Any, residual: float, without: list[int], normalize: str = "sum"
+) -> None:
     """Rows of several layers, against the matrices."""
     asked: dict[str, Any] = {"layers": [3, 1, 2], "positions": [5, -1, 2]}
     graph = af.capture(model, given).graph(residual=residual, without=without)
     for expected, rows in (
         (
-            af.rollout(graph, **asked),
-            af.rollout_rows(model, given, residual=residual, without=without, **asked),
+            af.rollout(graph, normalize=normalize, **asked),
+            af.rollout_rows(
+                model, given, residual=residual, without=without, normalize=normalize, **asked
+            ),
         ),
         (af.raw(graph, **asked), af.raw_rows(model, given, without=without, **asked)),
     ):
@@ -89,6 +93,7 @@ def test_rows_equal_the_rollout_of_captured_attention(
     model = af.Model(build(family, implementation))
     check_rows(model, example(family), 0.5, [])
     check_rows(model, example(family), 0.2, [0, 3])
+    check_rows(model, example(family), 0.4, [3], "receptive_field")
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -196,6 +201,8 @@ def test_bad_rows_get_one_clear_line(given: Any, options: dict[str, Any], messag
 def test_a_bad_residual_and_an_encoder_decoder_get_one_clear_line() -> None:
     with pytest.raises(af.OptionError, match="residual must be a number from 0"):
         af.rollout_rows(build("llama"), IDS, positions=[0], residual=1.0)
+    with pytest.raises(af.OptionError, match="unknown normalize 'max'; choose from 'sum'"):
+        af.rollout_rows(build("llama"), IDS, positions=[0], normalize="max")
     with pytest.raises(af.OptionError, match="T5ForConditionalGeneration is an encoder-decoder"):
         af.rollout_rows(build("t5"), IDS, positions=[0])
 
@@ -207,14 +214,24 @@ def test_a_bad_residual_and_an_encoder_decoder_get_one_clear_line() -> None:
 def test_segments_equal_the_rollout_to_groups(family: str) -> None:
     model = af.Model(build(family))
     segments = {"first": (1, 4), "second": af.Group("second", (6, 8))}
-    for residual, without in ((0.5, []), (0.3, [2])):
+    for normalize, residual, without in (
+        ("sum", 0.5, []),
+        ("sum", 0.3, [2]),
+        ("receptive_field", 0.5, [2]),
+    ):
         graph = af.capture(model, example(family)).graph(residual=residual, without=without)
         shares = af.rollout_segments(
-            model, example(family), segments=segments, residual=residual, without=without
+            model,
+            example(family),
+            segments=segments,
+            residual=residual,
+            without=without,
+            normalize=normalize,
         )
         first = [place for place in (1, 2, 3) if place not in without]
         rest = [0, 4, 5, 7, *range(9, graph.size)]
-        expected = af.rollout(graph, groups={"first": first, "second": [6, 8], "(rest)": rest})
+        groups = {"first": first, "second": [6, 8], "(rest)": rest}
+        expected = af.rollout(graph, groups=groups, normalize=normalize)
         assert np.abs(shares.values - expected.values).max() < SAME
         assert np.abs(shares.values.sum(axis=-1) - 1).max() < 1e-12
         for name in ("layers", "positions", "tokens", "queries", "groups", "causal", "window"):

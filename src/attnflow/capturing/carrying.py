@@ -113,10 +113,12 @@ class Recomputed:
         import torch
 
         if self.hides_future:
-            own = torch.arange(keys, device=asked.device)
+            first = int(asked[0])  # up to here all of them see every key
+            later = torch.arange(first, keys, device=asked.device) > asked[:, None]
+            # added to the scores, which is four times as fast as filling them
             hidden = torch.zeros(len(asked), keys, device=asked.device)
-            # added, not filled: adding is four times as fast
-            return hidden.masked_fill_(own > asked[:, None], -torch.inf)[None, None]
+            hidden[:, first:].masked_fill_(later, -torch.inf)
+            return hidden[None, None]
         if self.mask is None or self.mask.shape[2] == 1:
             return self.mask
         return self.mask[:, :, asked]
@@ -143,6 +145,33 @@ class Held:
         size = self.weights.shape[1]
         for part in cut_queries(len(queries), size):
             yield Block(queries[part], size, self.weights[queries[part]])
+
+
+@dataclass(frozen=True)
+class Even:
+    """Attention without preference: even over the keys that a query may see."""
+
+    size: int
+    causal: bool
+    device: "torch.device"
+    window: int | None
+
+    def own(self) -> "Even":
+        """The same: it holds nothing."""
+        return self
+
+    def blocks(self, queries: "torch.Tensor") -> Iterator[Block]:
+        """The weights of these positions, ascending, block by block."""
+        import torch
+
+        for part in cut_queries(len(queries), self.size):
+            asked = queries[part].to(self.device)
+            keys = int(asked[-1]) + 1 if self.causal else self.size
+            away = asked[:, None] - torch.arange(keys, device=self.device)  # [query, key]
+            seen = away >= 0 if self.causal else torch.ones_like(away, dtype=torch.bool)
+            if self.window is not None:
+                seen &= away.abs() < self.window
+            yield Block(asked, keys, seen / seen.sum(dim=1, keepdim=True))
 
 
 # ---- products -----------------------------------------------------------------------------------

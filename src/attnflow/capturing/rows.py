@@ -10,6 +10,7 @@ import numpy.typing as npt
 from attnflow.capturing.assembly import find_source
 from attnflow.capturing.carrying import (
     Carrier,
+    Even,
     LayerAttention,
     is_causal_language_model,
     run_layers,
@@ -40,6 +41,7 @@ def rollout_rows(
     layers: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> TokenAttention: ...
 
@@ -53,6 +55,7 @@ def rollout_rows(
     layers: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> list[TokenAttention]: ...
 
@@ -66,6 +69,7 @@ def rollout_rows(
     layers: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> TokenAttention: ...
 
@@ -78,6 +82,7 @@ def rollout_rows(
     layers: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> TokenAttention | list[TokenAttention]:
     """Attention rollout of some positions of an input of any length: no matrix is ever built.
@@ -100,6 +105,9 @@ def rollout_rows(
         The weight of the residual connection, from 0 up to but not including 1.
     without
         Positions to take out before the residual is mixed in, for instance a sink.
+    normalize
+        "sum", so that rows sum to 1, or "receptive_field", divided by what attention without
+        preference would give, then the same.
     truncation
         Cut off what is longer than the model takes.
 
@@ -112,9 +120,11 @@ def rollout_rows(
     """
     model = model if isinstance(model, Model) else Model(model)
     residual = check_residual(residual)
+    check_normalize(normalize)
     prompts, many = read_prompts(model, inputs, truncation, "rollout_rows")
     results = [
-        roll_rows(model, prompt.encoded, positions, layers, residual, without) for prompt in prompts
+        roll_rows(model, prompt.encoded, positions, layers, residual, without, normalize)
+        for prompt in prompts
     ]
     return results if many else results[0]
 
@@ -191,6 +201,7 @@ def roll_rows(
     layers: Any,
     residual: float,
     without: Any,
+    normalize: str,
 ) -> TokenAttention:
     """The rows of rollout of one input."""
     import torch
@@ -211,18 +222,53 @@ def roll_rows(
     tops = (len(kept),) if numbers is None else check_depth(numbers, len(kept))
     start = torch.zeros(len(asked), size, device=model.device)  # [query, key]
     start[torch.arange(len(asked)), list(asked)] = 1.0
-    rolled = start[:0]  # [layer and query, key]
     carrier = Carrier(residual, removed)
+    values, field = roll_down(carrier, kept, start, tops), None
+    if normalize == "receptive_field":
+        even = [make_even(model, encoded, window) for window in windows[: max(tops)]]
+        field = roll_down(carrier, even, start, tops)
+    return name_rows(
+        model,
+        encoded,
+        values,
+        "rollout",
+        tops,
+        asked,
+        removed,
+        windows,
+        residual=residual,
+        field=field,
+    )
+
+
+def roll_down(
+    carrier: Carrier, kept: list[LayerAttention], start: "torch.Tensor", tops: Sequence[int]
+) -> Floats:
+    """[layer, query, key]: rows that start in these layers, carried down together.
+
+    kept: the layers from the lowest on; each is let go once it has been used.
+    """
+    import torch
+
+    rolled = start[:0]  # [layer and query, key]
     with torch.no_grad(), progress_bar("attention rollout") as tick:
         for layer in range(max(tops), 0, -1):
             tick(max(tops) - layer, max(tops))
             rolled = torch.cat([*[start] * tops.count(layer), rolled])
             rolled = carrier.carry_down(kept.pop(), rolled)
     order = np.argsort(np.argsort(tops, kind="stable"), kind="stable")
-    values = rolled.cpu().numpy().astype(np.float64).reshape(len(tops), len(asked), size)[order]
-    return name_rows(
-        model, encoded, values, "rollout", tops, asked, removed, windows, residual=residual
-    )
+    values: Floats = rolled.cpu().numpy().astype(np.float64).reshape(len(tops), *start.shape)[order]
+    return values
+
+
+def make_even(model: Model, encoded: Encoded, window: int | None) -> LayerAttention:
+    """A layer without preference, over the keys that the model lets a query see."""
+    return Even(len(encoded.tokens), is_causal(model), model.device, window)
+
+
+def is_causal(model: Model) -> bool:
+    """Whether no query sees a later key."""
+    return is_causal_language_model(model) or model.probe.causal
 
 
 def weigh_rows(
@@ -271,12 +317,19 @@ def name_rows(
     windows: Sequence[int | None],
     *,
     residual: float | None = None,
+    field: Floats | None = None,
     **more: Any,
 ) -> TokenAttention:
-    """Values [layer, query, key], normalised and named. more: of groups instead of positions."""
+    """Values [layer, query, key], normalised and named.
+
+    field: what attention without preference gives, to divide by. more: of groups instead of
+    positions.
+    """
     size = len(encoded.tokens)
     if not np.isfinite(values).all():
         raise CaptureError(f"the attention of {model.name} must be finite; got NaN or infinity")
+    if field is not None:
+        np.divide(values, field, out=values, where=field > 0)
     values /= values.sum(axis=-1, keepdims=True)
     source = replace(find_source(model), method=method, edges="attention", residual=residual)
     known: dict[str, Any] = {"tokens": encoded.tokens, "words": encoded.words, **more}
@@ -287,8 +340,8 @@ def name_rows(
         positions=positions,
         bottom=None if method == "raw" else 0,
         queries=tuple(encoded.tokens[position] for position in positions),
-        causal=is_causal_language_model(model) or model.probe.causal,
-        normalize="sum",
+        causal=is_causal(model),
+        normalize="sum" if field is None else "receptive_field",
         window=tuple(None if window is None or window >= size else window for window in windows),
         removed=removed,
         size=size,
@@ -298,6 +351,14 @@ def name_rows(
 
 
 # ---- checks -------------------------------------------------------------------------------------
+
+
+def check_normalize(normalize: Any) -> None:
+    """Refuse what is no way to normalise rows."""
+    if normalize not in ("sum", "receptive_field"):
+        raise OptionError(
+            f"unknown normalize {normalize!r}; choose from 'sum' or 'receptive_field'"
+        )
 
 
 def check_rows(positions: Any, size: int, removed: Sequence[int]) -> tuple[int, ...]:

@@ -12,8 +12,10 @@ from attnflow.capturing.rows import (
     Numbers,
     check_depth,
     check_layers,
+    check_normalize,
     check_removed,
     check_rows,
+    make_even,
     name_rows,
 )
 from attnflow.capturing.spans import Segments, read_segments
@@ -45,6 +47,7 @@ def rollout_segments(
     positions: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> TokenAttention: ...
 
@@ -60,6 +63,7 @@ def rollout_segments(
     positions: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> list[TokenAttention]: ...
 
@@ -75,6 +79,7 @@ def rollout_segments(
     positions: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> TokenAttention: ...
 
@@ -89,6 +94,7 @@ def rollout_segments(
     positions: Numbers | None = None,
     residual: float = RESIDUAL,
     without: Sequence[int] = (),
+    normalize: str = "sum",
     truncation: bool = False,
 ) -> TokenAttention | list[TokenAttention]:
     """Attention rollout to parts of an input: which document, sentence or turn was read?
@@ -99,7 +105,7 @@ def rollout_segments(
 
     Parameters
     ----------
-    model, inputs, residual, without, truncation
+    model, inputs, residual, without, normalize, truncation
         As for `rollout_rows`.
     segments
         "sentences", "lines" or "words" of a text, "turns" of a chat (the content of each message);
@@ -120,12 +126,13 @@ def rollout_segments(
     """
     model = model if isinstance(model, Model) else Model(model)
     residual = check_residual(residual)
+    check_normalize(normalize)
     prompts, many = read_prompts(model, inputs, truncation, "rollout_segments", places=True)
     each = [segments] * len(prompts)
     if many and not isinstance(segments, str):
         each = check_each(segments, len(prompts))
     results = [
-        roll_segments(model, prompt, own, unit, layers, positions, residual, without)
+        roll_segments(model, prompt, own, unit, layers, positions, residual, without, normalize)
         for prompt, own in zip(prompts, each, strict=True)
     ]
     return results if many else results[0]
@@ -150,6 +157,7 @@ def roll_segments(
     positions: Any,
     residual: float,
     without: Any,
+    normalize: str,
 ) -> TokenAttention:
     """The shares of the segments of one input."""
     size = len(prompt.encoded.tokens)
@@ -167,6 +175,9 @@ def roll_segments(
         parts.append(found)
     tops = tuple(parts[0]) if numbers is None else check_depth(numbers, len(windows))
     values = np.stack([np.concatenate([part[top] for part in parts], axis=-1) for top in tops])
+    field = None
+    if normalize == "receptive_field":
+        field = measure_field(model, prompt, groups, asked, tops, carrier, windows)
     return name_rows(
         model,
         prompt.encoded,
@@ -177,6 +188,7 @@ def roll_segments(
         removed,
         windows,
         residual=residual,
+        field=field,
         tokens=tuple(group.name for group in groups),
         words=None,
         groups=groups,
@@ -192,11 +204,7 @@ def carry_segments(
     carrier: Carrier,
 ) -> tuple[dict[int, npt.NDArray[np.float64]], list[int | None]]:
     """[position, group] by layer, in one forward pass; the windows of all layers."""
-    import torch
-
-    columns = torch.zeros(len(prompt.encoded.tokens), len(groups), device=model.device)
-    for place, group in enumerate(groups):
-        columns[list(group.positions), place] = 1.0
+    columns = start_columns(model, prompt, groups)
     found: dict[int, npt.NDArray[np.float64]] = {}
     windows: list[int | None] = []
 
@@ -214,6 +222,34 @@ def carry_segments(
 
         run_layers(model, prompt.encoded, carry)
     return found, windows
+
+
+def start_columns(model: Model, prompt: Prompt, groups: Sequence[Group]) -> "torch.Tensor":
+    """[position, group]: 1 where a position is in a group."""
+    import torch
+
+    columns = torch.zeros(len(prompt.encoded.tokens), len(groups), device=model.device)
+    for place, group in enumerate(groups):
+        columns[list(group.positions), place] = 1.0
+    return columns
+
+
+def measure_field(
+    model: Model,
+    prompt: Prompt,
+    groups: Sequence[Group],
+    positions: Sequence[int],
+    layers: Sequence[int],
+    carrier: Carrier,
+    windows: Sequence[int | None],
+) -> npt.NDArray[np.float64]:
+    """[layer, position, group]: the shares that attention without preference would give."""
+    columns, found = start_columns(model, prompt, groups), {}
+    for number, window in enumerate(windows[: max(layers)], start=1):
+        columns = carrier.carry_up(make_even(model, prompt.encoded, window), columns)
+        if number in layers:
+            found[number] = columns[list(positions)].cpu().numpy().astype(np.float64)
+    return np.stack([found[layer] for layer in layers])
 
 
 def check_room(layers: int, positions: int, groups: int) -> None:
