@@ -155,14 +155,11 @@ def test_no_matrix_is_ever_in_memory() -> None:
 
 
 def test_half_precision_and_training_mode_are_no_obstacle() -> None:
-    model = build("llama").to(torch.bfloat16).train()
-    try:
-        expected = af.rollout(af.capture(model, IDS), layers=[3], positions=[-1])
-        rows = af.rollout_rows(model, IDS, positions=[-1])
-        assert np.abs(rows.values - expected.values).max() < SAME
-        assert model.training
-    finally:
-        model.to(torch.float32).eval()
+    model = build.__wrapped__("llama").to(torch.bfloat16).train()  # one of its own
+    expected = af.rollout(af.capture(model, IDS), layers=[3], positions=[-1])
+    rows = af.rollout_rows(model, IDS, positions=[-1])
+    assert np.abs(rows.values - expected.values).max() < SAME
+    assert model.training
 
 
 def test_a_mask_that_went_missing_is_an_error() -> None:
@@ -368,6 +365,15 @@ def test_shares_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(af.OptionError, match=r"give positions=\[-1\], or fewer layers"):
         af.rollout_segments(build("llama"), IDS, segments=[(0, 3)])
     af.rollout_segments(build("llama"), IDS, segments=[(0, 3)], positions=[-1])
+
+
+def test_a_capture_beyond_memory_names_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = sys.modules["attnflow.models.listening"]
+    monkeypatch.setattr(listening, "LITTLE_MEMORY", 0)
+    monkeypatch.setattr(listening, "find_available_memory", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"11 positions in 3 layers takes .*; rollout_rows and"):
+        af.capture(build("llama"), IDS)
+    af.rollout_rows(build("llama"), IDS, positions=[-1])
 
 
 # ---- the command line ---------------------------------------------------------------------------

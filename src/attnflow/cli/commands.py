@@ -111,7 +111,10 @@ def describe(error: BaseException) -> str:
         place = "cannot write the output" if error.filename is None else error.filename
         return f"{place}: {error.strerror or error}"
     if isinstance(error, MemoryError):
-        return "there is not enough memory for this; give a shorter text, or ask for fewer layers"
+        return (
+            "there is not enough memory for this; give a shorter text, or ask for fewer layers"
+            " (attnflow segments takes texts of any length)"
+        )
     if isinstance(error, RecursionError):
         return "the input is nested too deeply to be read"
     return f"a text cannot be read or written: {error}"
