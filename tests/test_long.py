@@ -108,6 +108,8 @@ def test_rows_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatc
         whole = af.rollout_rows(model, IDS, **asked).values
         with monkeypatch.context() as patch:
             patch.setattr(sys.modules["attnflow.models.weighing"], "BLOCK_SCORES", 100)
+            patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_SCORES", 100)
+            patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_QUERIES", 2)
             pieces = af.rollout_rows(model, IDS, **asked).values
         assert np.abs(whole - pieces).max() < 1e-6
 
@@ -147,7 +149,8 @@ def test_no_matrix_is_ever_in_memory() -> None:
     ids = torch.randint(0, 60, (600,)).tolist()
     _ = model.probe
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
-        patch.setattr(sys.modules["attnflow.models.weighing"], "BLOCK_SCORES", 10_000)
+        patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_SCORES", 10_000)
+        patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_QUERIES", 5)
         rows = af.rollout_rows(model, ids, positions=range(-8, 0))
     assert 0 < watch.largest < 600 * 600 / 5
     expected = af.rollout(af.capture(model, ids), layers=[3], positions=range(-8, 0))

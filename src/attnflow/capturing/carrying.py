@@ -35,10 +35,14 @@ from attnflow.models.listening import (
     restore_rows,
 )
 from attnflow.models.model import Model
-from attnflow.models.weighing import compute_weights, cut_queries, fuse
+from attnflow.models.weighing import BLOCK_SCORES, compute_weights, cut_queries, fuse
 
 if TYPE_CHECKING:
     import torch
+
+# with fewer queries at a time, products of matrices are slow ...
+BLOCK_QUERIES = 64
+MOST_SCORES = 2**25  # ... unless their scores take more than 128 MB
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Recomputed:
         heads, size = self.query.shape[1], self.key.shape[2]
         queries = queries.to(self.query.device)
         bias = self.options.get(SCORE_BIAS)
-        for part in cut_queries(len(queries), heads * size):
+        block = choose_block(heads * size)
+        for part in cut_queries(len(queries), heads * size, block):
             asked = queries[part]
             keys = int(asked[-1]) + 1 if self.hides_future else size
             options = dict(self.options)
@@ -105,6 +110,7 @@ class Recomputed:
                     weights,
                     options,
                     hides_future=False,
+                    block_scores=block,
                 )
             yield Block(asked, keys, weights[0, 0])
 
@@ -122,6 +128,11 @@ class Recomputed:
         if self.mask is None or self.mask.shape[2] == 1:
             return self.mask
         return self.mask[:, :, asked]
+
+
+def choose_block(scores: int) -> int:
+    """How many scores to compute together, if one query has so many."""
+    return max(BLOCK_SCORES, min(BLOCK_QUERIES * scores, MOST_SCORES))
 
 
 def own_memory(tensor: "torch.Tensor") -> "torch.Tensor":
