@@ -61,7 +61,7 @@ class LayerAttention(Protocol):
     def window(self) -> int | None:
         """A query sees keys less than so many positions away."""
 
-    def own(self) -> "LayerAttention":
+    def keep(self, shelf: "Shelf") -> "LayerAttention":
         """The same, to be kept: it holds nothing else in memory."""
 
     def blocks(self, queries: "torch.Tensor") -> Iterator[Block]:
@@ -80,9 +80,9 @@ class Recomputed:
     hides_future: bool
     window: int | None
 
-    def own(self) -> "Recomputed":
-        """The same with queries and keys that hold no other tensor in memory (GPT-2's values)."""
-        return replace(self, query=own_memory(self.query), key=own_memory(self.key))
+    def keep(self, shelf: "Shelf") -> "Recomputed":
+        """The same, to be kept: it holds nothing else in memory."""
+        return replace(self, query=shelf.put("query", self.query), key=shelf.put("key", self.key))
 
     def blocks(self, queries: "torch.Tensor") -> Iterator[Block]:
         """The weights of these positions, ascending, block by block."""
@@ -135,9 +135,24 @@ def choose_block(scores: int) -> int:
     return max(BLOCK_SCORES, min(BLOCK_QUERIES * scores, MOST_SCORES))
 
 
-def own_memory(tensor: "torch.Tensor") -> "torch.Tensor":
-    """The tensor, or a copy if it is a part of a larger one."""
-    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+class Shelf:
+    """Places for the tensors of all layers, in one array of each name.
+
+    Kept where they were made, between what a layer makes and drops, they would split the memory
+    that it drops into pieces too small for the next one.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.arrays: dict[str, tuple[torch.Tensor, int]] = {}  # and places used
+
+    def put(self, name: str, tensor: "torch.Tensor") -> "torch.Tensor":
+        """A copy of a tensor."""
+        array, used = self.arrays.get(name, (tensor.new_empty((0, *tensor.shape)), 0))
+        if used == len(array) or array.shape[1:] != tensor.shape or array.dtype != tensor.dtype:
+            array, used = tensor.new_empty((self.depth, *tensor.shape)), 0
+        self.arrays[name] = (array, used + 1)
+        return array[used].copy_(tensor)
 
 
 @dataclass(frozen=True)
@@ -147,7 +162,7 @@ class Held:
     weights: "torch.Tensor"  # [query, key]
     window: int | None = None
 
-    def own(self) -> "Held":
+    def keep(self, shelf: "Shelf") -> "Held":
         """The same: the matrix is its own."""
         return self
 
@@ -167,7 +182,7 @@ class Even:
     device: "torch.device"
     window: int | None
 
-    def own(self) -> "Even":
+    def keep(self, shelf: "Shelf") -> "Even":
         """The same: it holds nothing."""
         return self
 

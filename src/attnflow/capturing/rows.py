@@ -12,6 +12,7 @@ from attnflow.capturing.carrying import (
     Carrier,
     Even,
     LayerAttention,
+    Shelf,
     is_causal_language_model,
     run_layers,
 )
@@ -210,13 +211,13 @@ def roll_rows(
     removed = check_removed(without, size)
     asked = check_rows(positions, size, removed)
     numbers = check_layers(layers, model)
-    kept: list[LayerAttention] = []
+    kept, shelf = list[LayerAttention](), Shelf(model.depth or 1)
     windows: list[int | None] = []
 
     def keep(number: int, layer: LayerAttention) -> None:
         windows.append(layer.window)
         if numbers is None or number <= max(numbers):
-            kept.append(layer.own())
+            kept.append(layer.keep(shelf))
 
     run_layers(model, encoded, keep)
     tops = (len(kept),) if numbers is None else check_depth(numbers, len(kept))
