@@ -36,7 +36,7 @@ class Effort:
 
 
 FULL = Effort(((8192, 30), (16_384, 4)), (32_768, 2), 8192, (1024, 30), (1024, 2048, 4096), (30, 8))
-SHORT = Effort(((8192, 12), (16_384, 2)), (32_768, 2), 8192, (1024, 6), (1024, 2048, 4096), (6, 2))
+SHORT = Effort(((8192, 6), (16_384, 2)), (32_768, 2), 8192, (1024, 6), (1024, 2048, 4096), (6, 2))
 QUICK = Effort(((512, 3), (1024, 2)), (2048, 2), 1024, (256, 3), (256, 512), (3, 8))
 
 
@@ -219,6 +219,10 @@ def main() -> None:
         "by hand: eager attention with `output_attentions=True`, mean over heads, then the product of the layers' matrices in torch.",
         f"Equality: {effort.equality[1]} layers, {effort.equality[0]:,} tokens, 32 rows of the top layer against `rollout(capture(...))`.",
     ]
+    if known:
+        notes.append(
+            "Measured before, several processes at a time on a busy machine; the minutes above are of writing this page."
+        )
     content = {
         "runs": [{"what": what, **run} for what, run in runs],
         "forward": list(forwards.values()),

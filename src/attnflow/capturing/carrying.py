@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 # with fewer queries at a time, products of matrices are slow ...
-BLOCK_QUERIES = 64
+BLOCK_QUERIES = 40
 MOST_SCORES = 2**25  # ... unless their scores take more than 128 MB
 
 
