@@ -46,6 +46,8 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/faithfulness.py
 	$(BIN)/python benchmarks/planted.py
 	$(BIN)/python benchmarks/edge_speed.py
+	$(BIN)/python benchmarks/long.py
+	$(BIN)/python benchmarks/long_documents.py
 
 docs-figures: .venv/installed-browser  ## draw anew what README and docs show
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py

@@ -46,7 +46,7 @@ def test_scores_are_rows_of_one_layer_by_token_or_by_word() -> None:
         "the lost key", model=af.Model(build("distilbert"), tokenizer), importance="blank_out"
     )
     scores = found.scores(layer=2)
-    assert list(scores) == ["contribution rollout", "raw", "rollout", "flow", "blank_out"]
+    assert list(scores) == ["gradient flow", "raw", "rollout", "flow", "blank_out"]
     np.testing.assert_array_equal(scores["flow"][1], found.flow.at(0, 2))
     words = found.scores(layer=2, by_word=True)
     assert words["raw"][0] == words["flow"][0] == ("[CLS]", "the", "lost", "key", "[SEP]")
@@ -191,7 +191,7 @@ def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
     monkeypatch.setattr(type(model.model), "forward", count_passes)
     if way == "explain":
         names = list(af.explain(text, model=model).results)
-        assert names == ["contribution rollout", "raw", "rollout", "flow"]
+        assert names == ["gradient flow", "raw", "rollout", "flow"]
     elif way == "evaluate":
         af.evaluate(model, [text])
     else:
@@ -203,7 +203,9 @@ def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
         af.explain_corpus(path, tmp_path / "out", model=model, importance=importance)
     assert len(calls["tokenizer"]) == 1
     size = len(model.encode(text).tokens)
-    assert calls["passes"] == [1, size, 1]  # the input, its variants in one batch, the gradient
+    # the way back for gradient edges, where they come first; the input; its variants in one batch;
+    # the gradient
+    assert calls["passes"] == [*[1] * (way == "explain"), 1, size, 1]
 
 
 def planned(model: af.Model) -> Any:
@@ -222,7 +224,7 @@ def test_words_are_shown_as_groups_give_them_and_pairs_keep_their_texts(tmp_path
         found = af.explain("the key's here", model=model, normalize=normalize, importance=())
         for name, (tokens, values) in found.scores(by_word=True).items():
             graph = found.graphs[name]
-            words = af.METHODS[name.removeprefix("contribution ")](
+            words = af.METHODS[name.split()[-1]](
                 graph, layers=[3], positions=[0], groups="words", normalize=normalize
             )
             assert tokens == words.tokens

@@ -739,9 +739,9 @@ def test_edges_with_the_residual_inside_have_their_own_numbers(visit: Open) -> N
 def test_what_comes_first_is_shown_first_and_each_method_has_its_own_graph(visit: Open) -> None:
     found = af.explain(TEXT, importance=())
     tab = visit(explanation_page(found))
-    assert state(tab, "method") == "contribution rollout"
+    assert state(tab, "method") == "gradient flow"
     drawn = []
-    for name in ("Contribution rollout", "Rollout", "Contribution rollout"):
+    for name in ("Gradient flow", "Rollout", "Gradient flow"):
         tab.get_by_role("tab", name=name, exact=True).click()
         for layer in (6, 3):
             move_slider(tab, layer)
@@ -750,7 +750,7 @@ def test_what_comes_first_is_shown_first_and_each_method_has_its_own_graph(visit
     assert drawn[0] != drawn[1]
     assert drawn[0] == drawn[2]
     notes = tab.locator("#notes").inner_text()
-    assert "The contribution edges hold the residual." in notes
+    assert "The gradient edges hold the residual." in notes
     assert "Residual of attention: 0.5." in notes
 
 

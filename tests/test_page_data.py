@@ -123,12 +123,13 @@ def test_json_holds_nothing_that_ends_a_script() -> None:
 def test_the_packed_graph_is_the_graph_to_16_bits() -> None:
     found = explained(heads=None)
     data = data_of(explanation_page(found))
-    assert [graph["edges"] for graph in graphs_of(data)] == ["contribution", "attention"]
-    for name, number in (("contribution rollout", 0), ("rollout", 1)):
+    assert [graph["edges"] for graph in graphs_of(data)] == ["gradient", "attention"]
+    for name, number in (("gradient flow", 0), ("rollout", 1)):
         weights, packed = found.graphs[name].weights, graphs_of(data)[number]["weights"]
+        weights = weights / weights.sum(axis=-1).max() if number == 0 else weights  # shares
         assert np.abs(unpacked(packed) - weights).max() < 3e-4
         assert method_of(data, name)["graph"] == number
-    assert data["first"] == "contribution rollout"
+    assert data["first"] == "gradient flow"
     assert np.abs(unpacked(data["heads"]) - found.attention.weights).max() < 3e-4  # type: ignore[arg-type]
     flow = method_of(data, "flow")["rows"]
     assert np.abs(unpacked(flow["values"]) - found.flow.values).max() < 3e-4

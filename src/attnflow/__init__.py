@@ -22,6 +22,8 @@ from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
 from attnflow.capturing.recording import record
+from attnflow.capturing.rows import raw_rows, rollout_rows
+from attnflow.capturing.segments import rollout_segments
 from attnflow.core.attention import Attention
 from attnflow.core.custom import token_attention
 from attnflow.core.graph import AttentionGraph
@@ -99,9 +101,12 @@ __all__ = [
     "planted",
     "plausibility",
     "raw",
+    "raw_rows",
     "read_corpus",
     "record",
     "rollout",
+    "rollout_rows",
+    "rollout_segments",
     "token_attention",
 ]
 

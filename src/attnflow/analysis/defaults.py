@@ -12,18 +12,26 @@ from attnflow.core.methods import METHODS
 from attnflow.edges.choosing import read_edges
 from attnflow.models.model import Model
 
-FIRST = {"decoder": ("contribution", "rollout"), "other": ("contribution", "rollout")}
+# by kind of model; what predicts nothing has no target for gradients, and was not measured
+FIRST = {
+    "decoder": ("gradient", "rollout"),
+    "encoder": ("gradient", "flow"),
+    "no prediction": ("contribution", "rollout"),
+}
+# while generating, gradients take a pass and its way back for every token; this comes along
+FIRST_OF_STORIES = ("contribution", "rollout")
 Plan = Mapping[str, Mapping[str, Method]]  # by kind of edges, the methods that run on it
 
 
 def choose_first(model: Model) -> tuple[str, str]:
     """The edges and the method that come first for a kind of model."""
-    return FIRST["decoder" if model.is_causal else "other"]
+    if not model.predicts:
+        return FIRST["no prediction"]
+    return FIRST["decoder" if model.is_causal else "encoder"]
 
 
-def plan_first(model: Model) -> Plan:
-    """What is computed if neither methods nor edges are named."""
-    edges, method = choose_first(model)
+def plan_first(edges: str, method: str) -> Plan:
+    """What is computed if neither methods nor edges are named: this first, then the paper's."""
     return {edges: {method: METHODS[method]}, "attention": dict(METHODS)}
 
 

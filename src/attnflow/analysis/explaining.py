@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnflow.analysis.defaults import describe_lack, plan_first, plan_methods
+from attnflow.analysis.defaults import choose_first, describe_lack, plan_first, plan_methods
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.importance import IMPORTANCES, Importance
 from attnflow.analysis.pipeline import (
@@ -73,7 +73,8 @@ def explain(
         What an edge of the graph weighs, one or several of "attention", "effective", "norm",
         "contribution", "gradient" and what `edge_weight` makes. Results on edges other than
         attention are called after both: "contribution rollout". Attention if None; and where
-        methods is None as well, first what serves best, contribution rollout (docs/edges.md).
+        methods is None as well, first what serves best: gradient rollout for decoders, gradient
+        flow for encoders, contribution rollout where nothing is predicted (docs/edges.md).
     importance
         Names of importances, or {name: function}, called as f(model, inputs, target); () for none,
         all of attnflow's if None.
@@ -142,7 +143,7 @@ def explain(
     # graphs made in another way, and receptive fields, are of attention
     of_attention = graph is not None or len(without) or normalize == "receptive_field"
     if methods is None and edges is None and not of_attention:
-        first = plan_first(model)
+        first = plan_first(*choose_first(model))
         try:
             (reading,) = read_batch(model, [encoded], edges=read_edges(list(first)), **options)
             plan = first

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from attnflow.analysis.defaults import describe_lack, plan_first, plan_methods
+from attnflow.analysis.defaults import FIRST_OF_STORIES, describe_lack, plan_first, plan_methods
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.pipeline import open_model
 from attnflow.capturing.assembly import assemble_stack, check_mixers
@@ -95,8 +95,7 @@ def generate(
     edges
         What an edge of the graph weighs, one or several, as for `explain`; what `by(method,
         edges=...)` can then be asked for. Those of gradients take a pass and its way back per
-        generated token, when they are asked for. Attention, and what serves best for decoders,
-        if None.
+        generated token, when they are asked for. Attention and contribution if None.
     options
         Those of the model's own `generate`: do_sample, temperature, eos_token_id, ... Beams and
         assisted decoding are refused.
@@ -120,7 +119,7 @@ def generate(
                 f"this model takes at most {model.max_length} tokens; got a prompt of {len(ids)}"
                 f" and max_new_tokens={max_new_tokens}"
             )
-    plan = plan_first(model) if edges is None else plan_methods(None, edges)
+    plan = plan_first(*FIRST_OF_STORIES) if edges is None else plan_methods(None, edges)
     weights = read_edges(list(plan) if edges is None else edges)
     refuse_reruns(weights)
     run = generate_batch if edges is not None else generate_first

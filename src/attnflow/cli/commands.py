@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from attnflow import __version__
-from attnflow.cli import arrays, corpora, evaluating, explaining, lab
+from attnflow.cli import arrays, corpora, evaluating, explaining, lab, sharing
 from attnflow.errors import AttnFlowError
 from attnflow.show.terminal import print_note, say
 
@@ -53,6 +53,7 @@ app.command("capture")(explaining.capture_command)
 app.command("generate")(explaining.generate_command)
 app.command("explain")(explaining.explain_command)
 app.command("demo")(explaining.demo_command)
+app.command("segments")(sharing.segments_command)
 app.command("evaluate")(evaluating.evaluate_command)
 app.add_typer(corpora.app, name="corpus")
 app.add_typer(lab.train, name="train")
@@ -110,7 +111,10 @@ def describe(error: BaseException) -> str:
         place = "cannot write the output" if error.filename is None else error.filename
         return f"{place}: {error.strerror or error}"
     if isinstance(error, MemoryError):
-        return "there is not enough memory for this; give a shorter text, or ask for fewer layers"
+        return (
+            "there is not enough memory for this; give a shorter text, or ask for fewer layers"
+            " (attnflow segments takes texts of any length)"
+        )
     if isinstance(error, RecursionError):
         return "the input is nested too deeply to be read"
     return f"a text cannot be read or written: {error}"

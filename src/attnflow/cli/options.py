@@ -36,7 +36,7 @@ SomeMethods = Annotated[
     str | None,
     typer.Option(
         help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}. By default raw,"
-        " rollout and flow, and first rollout on contribution edges.",
+        " rollout and flow, and first what serves best on edges of another kind.",
         show_default=False,
     ),
 ]

@@ -337,11 +337,12 @@ def estimate_memory(job: Job, batch: Sequence[RowTask]) -> int:
     Capture keeps one float32 matrix per layer, row and head that is kept, padding included. Then,
     one row at a time: the graph's weights and its edges, a float64 matrix per layer each, and about
     two more for what is computed with them. Measured with a Llama and a BERT of 3 layers on 2,000
-    tokens: within 5 % of 4 + 2 * 8 bytes per layer, and 2 * 8. Flow and rollout of all positions take half as much
-    again, and models that give their weights of all heads (BLOOM, DeBERTa) twice as much or more.
-    Each other kind of edges keeps two float32 matrices per layer and row: its layers as they come,
-    and the graph that is made of them. Measured with contribution edges of a Llama of 3 layers on
-    1,200 tokens, 1 and 3 rows: within 7 %; effective attention takes a quarter more.
+    tokens: within 5 % of 4 + 2 * 8 bytes per layer, and 2 * 8. Flow and rollout of all positions
+    take half as much again, and models that give their weights of all heads (BLOOM, DeBERTa) twice
+    as much or more. Each other kind of edges keeps two float32 matrices per layer and row: its
+    layers as they come, and the graph that is made of them. Measured with contribution edges of a
+    Llama of 3 layers on 1,200 tokens, 1 and 3 rows: within 7 %; effective attention takes a quarter
+    more.
     """
     size = max(task.size for task in batch)
     others = sum(name != "attention" for name in job.edges)

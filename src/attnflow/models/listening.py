@@ -8,6 +8,7 @@ heads at once. Families that do not ask (DeBERTa, BLOOM, MPNet) are eager anyway
 weights with `output_attentions`.
 """
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import ROW_TOLERANCE
+from attnflow.core.memory import find_available_memory, format_gigabytes
 from attnflow.models.families import WINDOW
 from attnflow.models.weighing import compute_weights, fuse
 
@@ -47,6 +49,7 @@ class Attend:
     gives_weights: bool = False  # beside its output, those that it attended by, of every head
 
 
+LITTLE_MEMORY = 2**28  # bytes for which nobody asks how much memory is left
 Listener = Callable[..., Any]
 listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 interface_lock = threading.RLock()
@@ -64,10 +67,23 @@ class LayerBuffer:
     def take(self, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
         """An uninitialised array of this shape."""
         if self.used == len(self.array) or self.array.shape[1:] != shape:
+            check_room(self.depth, shape)
             self.array, self.used = np.empty((self.depth, *shape), np.float32), 0
         self.used += 1
         layer: npt.NDArray[np.float32] = self.array[self.used - 1]
         return layer
+
+
+def check_room(depth: int, shape: tuple[int, ...]) -> None:
+    """Refuse weights that memory cannot hold: the system would end the process instead."""
+    needed = 4 * depth * math.prod(shape)
+    available = find_available_memory() if needed > LITTLE_MEMORY else None
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"attention over {shape[-1]} positions in {depth} layers takes"
+            f" {format_gigabytes(needed)}, and {format_gigabytes(available)} are available;"
+            " rollout_rows and rollout_segments build no such matrices"
+        )
 
 
 @contextmanager

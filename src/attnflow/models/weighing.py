@@ -32,9 +32,12 @@ def check_heads(heads: str | None) -> None:
         )
 
 
-def cut_queries(queries: int, scores: int) -> Iterator[slice]:
-    """Blocks of queries whose scores fit in memory together. scores: of one query."""
-    step = max(1, BLOCK_SCORES // max(1, scores))
+def cut_queries(queries: int, scores: int, block: int | None = None) -> Iterator[slice]:
+    """Blocks of queries whose scores fit in memory together.
+
+    scores: of one query. block: scores in one block; BLOCK_SCORES if None.
+    """
+    step = max(1, (BLOCK_SCORES if block is None else block) // max(1, scores))
     return (slice(start, min(start + step, queries)) for start in range(0, queries, step))
 
 
@@ -89,13 +92,14 @@ def compute_weights(
     options: dict[str, Any],
     *,
     hides_future: bool,
+    block_scores: int | None = None,
 ) -> "torch.Tensor | None":
     """Set weights [sequence, head or 1, query, key] to those that the interface attends by.
 
     query: [sequence, head, query, width]; key likewise, where several heads may share one. options:
     what the family gave with them. hides_future: whether the function that attends does so by
-    itself, where it has no mask and the module is causal. Returns the share of no token [sequence,
-    query], where a model has a score for it.
+    itself, where it has no mask and the module is causal. block_scores: as in `cut_queries`.
+    Returns the share of no token [sequence, query], where a model has a score for it.
     """
     import torch
 
@@ -109,7 +113,7 @@ def compute_weights(
     hides_future = hides_future and mask is None and bool(is_causal) and queries > 1
     share = None if extra is None else torch.empty(sequences, queries)
     across = key.float().transpose(2, 3)  # [sequence, group, width, key]
-    for rows in cut_queries(queries, sequences * count * keys):
+    for rows in cut_queries(queries, sequences * count * keys, block_scores):
         size = rows.stop - rows.start
         seen = min(keys, rows.stop) if hides_future else keys  # no query here sees a later key
         # the heads of a group below each other

@@ -60,6 +60,16 @@ TITLES = {
         "Rollout over what each layer took: how much nearer each part brought the stream to what it"
         " became, the residual at its true size.",
     ),
+    "gradient rollout": (
+        "Gradient rollout",
+        "Rollout over attention that speaks for the target: weights times their gradient, where"
+        " positive, the residual with weight 1.",
+    ),
+    "gradient flow": (
+        "Gradient flow",
+        "The most that could travel over attention that speaks for the target: weights times their"
+        " gradient, where positive, the residual with weight 1.",
+    ),
     "blank_out": (
         "Blank-out",
         "How much the probability falls when the token is blanked out.",

@@ -1,0 +1,457 @@
+"""Rows and segments without matrices equal the matrices' rollout, for every family with one stack."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+
+import attnflow as af
+from attnflow.cli import commands as cli
+from tests.families import DECODERS, ENCODERS, VISION, build, text, word_tokenizer
+
+SAME = 1e-5
+IDS = [7, 23, 41, 9, 55, 12, 30, 8, 17, 44, 5]
+STACKS = [*ENCODERS, *DECODERS, *VISION]
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 3,
+}
+# what the families of capture's own tests do not have: narrow values, biases of scores
+OTHERS: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "deepseek-v3": (t.DeepseekV3ForCausalLM, text(t.DeepseekV3Config, **LATENT)),
+    "mpt": (t.MptForCausalLM, text(t.MptConfig, d_model=32, n_heads=4, n_layers=3)),
+    "t5 encoder": (
+        t.T5EncoderModel,
+        text(t.T5Config, d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4),
+    ),
+}
+
+
+def example(family: str) -> Any:
+    if family in VISION:
+        return torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(3))
+    return IDS
+
+
+@cache
+def other(family: str) -> Any:
+    kind, configuration = OTHERS[family]
+    torch.manual_seed(0)
+    model = kind._from_config(configuration()).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data = torch.randn(parameter.shape) * 0.3
+    return model
+
+
+def check_rows(
+    model: af.Model, given: Any, residual: float, without: list[int], normalize: str = "sum"
+) -> None:
+    """Rows of several layers, against the matrices."""
+    asked: dict[str, Any] = {"layers": [3, 1, 2], "positions": [5, -1, 2]}
+    graph = af.capture(model, given).graph(residual=residual, without=without)
+    for expected, rows in (
+        (
+            af.rollout(graph, normalize=normalize, **asked),
+            af.rollout_rows(
+                model, given, residual=residual, without=without, normalize=normalize, **asked
+            ),
+        ),
+        (af.raw(graph, **asked), af.raw_rows(model, given, without=without, **asked)),
+    ):
+        assert np.abs(rows.values - expected.values).max() < SAME
+        for name in ("layers", "positions", "bottom", "tokens", "queries", "words", "causal"):
+            assert getattr(rows, name) == getattr(expected, name), name
+        for name in ("method", "normalize", "window", "removed", "size", "edges"):
+            assert getattr(rows, name) == getattr(expected, name), name
+        assert rows.source is not None
+        assert expected.source is not None
+        assert rows.source.fingerprint == expected.source.fingerprint
+
+
+@pytest.mark.parametrize("implementation", [None, "eager"])
+@pytest.mark.parametrize("family", STACKS)
+def test_rows_equal_the_rollout_of_captured_attention(
+    family: str, implementation: str | None
+) -> None:
+    model = af.Model(build(family, implementation))
+    check_rows(model, example(family), 0.5, [])
+    check_rows(model, example(family), 0.2, [0, 3])
+    check_rows(model, example(family), 0.4, [3], "receptive_field")
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_rows_of_latent_attention_and_of_biased_scores_equal_it_too(family: str) -> None:
+    check_rows(af.Model(other(family)), IDS, 0.5, [])
+
+
+def test_rows_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {"positions": range(len(IDS)), "layers": [1, 2, 3]}
+    for family in ("gemma2", "gpt-oss", "llama", "modernbert", "bloom"):
+        model = af.Model(build(family))
+        whole = af.rollout_rows(model, IDS, **asked).values
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["attnflow.models.weighing"], "BLOCK_SCORES", 100)
+            patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_SCORES", 100)
+            patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_QUERIES", 2)
+            pieces = af.rollout_rows(model, IDS, **asked).values
+        assert np.abs(whole - pieces).max() < 1e-6
+
+
+def test_the_top_layer_is_the_default_and_several_inputs_give_a_list() -> None:
+    model = build("llama")
+    rows = af.rollout_rows(model, IDS, positions=[-1])
+    assert (rows.layers, rows.positions, rows.values.shape) == ((3,), (10,), (1, 1, 11))
+    assert af.raw_rows(model, IDS, positions=-1).layers == (3,)
+    inputs = [IDS, IDS[:4], [9]]
+    for function in (af.rollout_rows, af.raw_rows):
+        together = function(model, inputs, positions=[-1])
+        assert [each.values.shape[-1] for each in together] == [11, 4, 1]
+        for each, given in zip(together, inputs, strict=True):
+            alone = function(model, given, positions=[-1])
+            assert isinstance(alone, af.TokenAttention)
+            assert np.array_equal(each.values, alone.values)
+
+
+def test_no_matrix_is_ever_in_memory() -> None:
+    """The largest tensor that is made while rows travel, 600 positions long, is no 600 x 600."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            output = func(*args, **(kwargs or {}))
+            for each in output if isinstance(output, tuple | list) else [output]:
+                if isinstance(each, torch.Tensor):
+                    self.largest = max(self.largest, each.numel())
+            return output
+
+    torch.manual_seed(0)
+    config = text(t.LlamaConfig, max_position_embeddings=1000, num_key_value_heads=2)()
+    model = af.Model(t.LlamaForCausalLM._from_config(config).eval())
+    ids = torch.randint(0, 60, (600,)).tolist()
+    _ = model.probe
+    with pytest.MonkeyPatch.context() as patch, Watch() as watch:
+        patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_SCORES", 10_000)
+        patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_QUERIES", 5)
+        rows = af.rollout_rows(model, ids, positions=range(-8, 0))
+    assert 0 < watch.largest < 600 * 600 / 5
+    expected = af.rollout(af.capture(model, ids), layers=[3], positions=range(-8, 0))
+    assert np.abs(rows.values - expected.values).max() < SAME
+
+
+def test_half_precision_and_training_mode_are_no_obstacle() -> None:
+    model = build.__wrapped__("llama").to(torch.bfloat16).train()  # one of its own
+    expected = af.rollout(af.capture(model, IDS), layers=[3], positions=[-1])
+    rows = af.rollout_rows(model, IDS, positions=[-1])
+    assert np.abs(rows.values - expected.values).max() < SAME
+    assert model.training
+
+
+def test_a_mask_that_went_missing_is_an_error() -> None:
+    model = build.__wrapped__("qwen3")  # one of its own, so that nothing is remembered of it
+    attentions = [module for module in model.modules() if getattr(module, "is_causal", False)]
+    for module in attentions:
+        module.is_causal = False
+    with pytest.raises(af.CaptureError, match=r"must hide what follows; got .* at layer 1"):
+        af.rollout_rows(model, IDS, positions=[-1])
+
+
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    (IDS, {"positions": [11]}, "positions must be from -11 to 10; got 11"),
+    (IDS, {"positions": []}, "at least one position must be asked for; got none"),
+    (IDS, {"positions": None}, "got positions=None: give some"),
+    (IDS, {"positions": [0] * 12}, "at most 11 rows can be asked for, one per position; got 12"),
+    (IDS, {"positions": ["a"]}, "positions must be whole numbers; got 'a'"),
+    (IDS, {"positions": [0], "layers": [4]}, "layers must be from 1 to 3; got 4"),
+    (IDS, {"positions": [0], "layers": [0]}, "layers must be from 1 to 3; got 0"),
+    (IDS, {"positions": [0], "layers": []}, "at least one layer must be asked for; got none"),
+    (IDS, {"positions": [0], "without": [0]}, "position 0 was taken out"),
+    (IDS, {"positions": [0], "without": range(11)}, "must leave at least one position"),
+    ("a text", {"positions": [0]}, "has no tokenizer"),
+    ([{"role": "user", "content": "hello"}], {"positions": [0]}, "with a chat template"),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "message"), BAD)
+def test_bad_rows_get_one_clear_line(given: Any, options: dict[str, Any], message: str) -> None:
+    for function in (af.rollout_rows, af.raw_rows):
+        with pytest.raises(af.OptionError, match=message) as error:
+            function(build("llama"), given, **options)
+        assert "\n" not in str(error.value)
+
+
+def test_a_bad_residual_and_an_encoder_decoder_get_one_clear_line() -> None:
+    with pytest.raises(af.OptionError, match="residual must be a number from 0"):
+        af.rollout_rows(build("llama"), IDS, positions=[0], residual=1.0)
+    with pytest.raises(af.OptionError, match="unknown normalize 'max'; choose from 'sum'"):
+        af.rollout_rows(build("llama"), IDS, positions=[0], normalize="max")
+    with pytest.raises(af.OptionError, match="T5ForConditionalGeneration is an encoder-decoder"):
+        af.rollout_rows(build("t5"), IDS, positions=[0])
+
+
+# ---- segments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", STACKS)
+def test_segments_equal_the_rollout_to_groups(family: str) -> None:
+    model = af.Model(build(family))
+    segments = {"first": (1, 4), "second": af.Group("second", (6, 8))}
+    for normalize, residual, without in (
+        ("sum", 0.5, []),
+        ("sum", 0.3, [2]),
+        ("receptive_field", 0.5, [2]),
+    ):
+        graph = af.capture(model, example(family)).graph(residual=residual, without=without)
+        shares = af.rollout_segments(
+            model,
+            example(family),
+            segments=segments,
+            residual=residual,
+            without=without,
+            normalize=normalize,
+        )
+        first = [place for place in (1, 2, 3) if place not in without]
+        rest = [0, 4, 5, 7, *range(9, graph.size)]
+        groups = {"first": first, "second": [6, 8], "(rest)": rest}
+        expected = af.rollout(graph, groups=groups, normalize=normalize)
+        assert np.abs(shares.values - expected.values).max() < SAME
+        assert np.abs(shares.values.sum(axis=-1) - 1).max() < 1e-12
+        for name in ("layers", "positions", "tokens", "queries", "groups", "causal", "window"):
+            assert getattr(shares, name) == getattr(expected, name), name
+
+
+def test_more_segments_than_one_pass_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = af.Model(build("llama"))
+    segments = [(place, place + 1) for place in range(len(IDS))]
+    monkeypatch.setattr(sys.modules["attnflow.capturing.segments"], "COLUMNS", 4)
+    shares = af.rollout_segments(model, IDS, segments=segments, layers=[2, 3], positions=[-1, 4])
+    expected = af.rollout(af.capture(model, IDS), layers=[2, 3], positions=[-1, 4])
+    assert np.abs(shares.values - expected.values).max() < SAME  # nothing is left: no more column
+    assert shares.layers == (2, 3)
+    rows = af.rollout_rows(model, IDS, layers=[2, 3], positions=[-1, 4])
+    assert np.abs(shares.values - rows.values).max() < 1e-6
+
+
+WORDS = "the key is lost. here the cabinets are lost? Here is the key"
+
+
+@pytest.fixture(scope="module")
+def reader() -> af.Model:
+    """A model with a tokenizer of words and a template of chats."""
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[MASK] {{ m['role'] }} {{ m['content'] | trim }} [SEP]{% endfor %}"
+    )
+    return af.Model(build("bert"), tokenizer)
+
+
+def spell(shares: af.TokenAttention, tokens: tuple[str, ...]) -> list[list[str]]:
+    """The tokens of each segment."""
+    assert shares.groups is not None
+    return [[tokens[place] for place in group.positions] for group in shares.groups]
+
+
+def test_sentences_lines_and_words_are_segments(reader: af.Model) -> None:
+    tokens = reader.encode(WORDS).tokens
+    shares = af.rollout_segments(reader, WORDS, segments="sentences")
+    assert shares.tokens == (
+        "the key is lost. here the cabinets are lost?",  # a small letter starts no sentence
+        "Here is the key",
+        "(rest)",
+    )
+    assert spell(shares, tokens)[2] == ["[CLS]", "[SEP]"]
+    lines = "the key\n\n  is lost\nhere"
+    shares = af.rollout_segments(reader, lines, segments="lines")
+    assert shares.tokens == ("the key", "is lost", "here", "(rest)")
+    assert spell(shares, reader.encode(lines).tokens)[:2] == [["the", "key"], ["is", "lost"]]
+    shares = af.rollout_segments(reader, "the key the key", segments="words")
+    assert shares.tokens == ("the", "key", "the", "key", "(rest)")
+    several = af.rollout_segments(reader, [WORDS, lines], segments="lines", positions=[0])
+    assert [len(each.tokens) for each in several] == [2, 4]
+    both = af.rollout_segments(reader, ["the key", lines], segments=[{"a": (0, 1)}, "lines"])
+    assert both[0].tokens == ("a", "(rest)")
+
+
+def test_spans_of_characters_and_passages_find_their_tokens(reader: af.Model) -> None:
+    tokens = reader.encode(WORDS).tokens
+    start = WORDS.index("cabinets")
+    shares = af.rollout_segments(
+        reader, WORDS, segments={"what": (start, start + 8), "end": (-3, None)}, unit="characters"
+    )
+    assert spell(shares, tokens)[:2] == [["cabinets"], ["key"]]
+    passages = af.rollout_segments(reader, WORDS, segments={"what": "the cabinets", "b": "is lost"})
+    assert spell(passages, tokens)[:2] == [["the", "cabinets"], ["is", "lost"]]
+    counted = af.rollout_segments(reader, WORDS, segments={"end": (-3, None)})
+    assert spell(counted, tokens)[0] == ["the", "key", "[SEP]"]
+
+
+def test_turns_of_a_chat_are_segments(reader: af.Model) -> None:
+    chat = [
+        {"role": "system", "content": " the key "},
+        {"role": "user", "content": "is lost here"},
+        {"role": "assistant", "content": "the key"},
+    ]
+    shares = af.rollout_segments(reader, chat, segments="turns", positions=[0])
+    assert shares.tokens == ("1 system", "2 user", "3 assistant", "(rest)")
+    assert shares.groups is not None
+    assert [len(group.positions) for group in shares.groups] == [2, 3, 2, 9]
+    rows = af.rollout_rows(reader, chat, positions=[0])
+    assert rows.tokens[:4] == ("[MASK]", "[UNK]", "the", "key")
+    assert np.abs(rows.by_word().values.sum() - 1) < 1e-6
+    totals = [rows.values[0, 0, list(group.positions)].sum() for group in shares.groups]
+    assert np.abs(shares.at(0) - totals).max() < 1e-6
+
+
+BAD_SEGMENTS: list[tuple[Any, dict[str, Any], str]] = [
+    (WORDS, {"segments": {"a": (0, 4), "b": (3, 6)}}, "position 3 in 'a' and in 'b'"),
+    (WORDS, {"segments": {"a": (0, 40)}}, r"'a' must lie within the 17 positions; got \(0, 40\)"),
+    (WORDS, {"segments": {"a": (-18, 3)}}, "'a' must lie within the 17 positions"),
+    (WORDS, {"segments": {"a": (4, 4)}}, r"'a' must end after it starts; got \(4, 4\)"),
+    (WORDS, {"segments": {"a": (4, 3)}}, "'a' must end after it starts"),
+    (
+        WORDS,
+        {"segments": {"a": (0.5, 3)}},
+        "the span of segment 'a' must be whole numbers; got 0.5",
+    ),
+    (WORDS, {"segments": {"a": 3}}, r"'a' must be a span \(start, end\) of positions"),
+    (WORDS, {"segments": {5: (0, 1)}}, "the names of segments must be strings; got 5"),
+    (WORDS, {"segments": {}}, "at least one segment must be given; got none"),
+    (WORDS, {"segments": 5}, "segments must be one of sentences, lines, words, turns"),
+    (WORDS, {"segments": "pages"}, "unknown segments 'pages'; choose from sentences, lines"),
+    (WORDS, {"segments": {"a": "nobody"}}, "'nobody', which stands there 0 times"),
+    (WORDS, {"segments": {"a": "the key"}}, "'the key', which stands there 2 times"),
+    (WORDS, {"segments": {"a": ""}}, "stands there 0 times"),
+    (WORDS, {"segments": {"a": (3, 4)}, "unit": "characters"}, "must hold at least one token"),
+    (WORDS, {"segments": {"a": (0, 99)}, "unit": "characters"}, "within the 60 characters"),
+    (WORDS, {"segments": "lines", "unit": "bytes"}, "unknown unit 'bytes'; choose from positions"),
+    (WORDS, {"segments": "turns"}, "needs the messages of a chat"),
+    (WORDS, {"segments": {"a": af.Group("a", (50,))}}, "within the 17 positions; got 50"),
+    (WORDS, {"segments": {"a": (0, 1)}, "without": [0]}, "'a' has no position left"),
+    (IDS, {"segments": "sentences"}, "need a text and a fast tokenizer"),
+    (IDS, {"segments": "words"}, "needs a text and a fast tokenizer"),
+    ([WORDS, WORDS], {"segments": {"a": (0, 1)}}, "a list of 2; got dict"),
+    ([{"role": "user", "content": 5}], {"segments": "turns"}, "a role and a content, both texts"),
+]
+
+
+@pytest.mark.parametrize(("given", "options", "message"), BAD_SEGMENTS)
+def test_bad_segments_get_one_clear_line(
+    given: Any, options: dict[str, Any], message: str, reader: af.Model
+) -> None:
+    with pytest.raises(af.OptionError, match=message) as error:
+        af.rollout_segments(reader, given, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_shares_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys.modules["attnflow.capturing.segments"], "find_available_memory", lambda: 1000
+    )
+    with pytest.raises(af.OptionError, match=r"give positions=\[-1\], or fewer layers"):
+        af.rollout_segments(build("llama"), IDS, segments=[(0, 3)])
+    af.rollout_segments(build("llama"), IDS, segments=[(0, 3)], positions=[-1])
+
+
+def test_a_capture_beyond_memory_names_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = sys.modules["attnflow.models.listening"]
+    monkeypatch.setattr(listening, "LITTLE_MEMORY", 0)
+    monkeypatch.setattr(listening, "find_available_memory", lambda: 1000)
+    with pytest.raises(MemoryError, match=r"11 positions in 3 layers takes .*; rollout_rows and"):
+        af.capture(build("llama"), IDS)
+    af.rollout_rows(build("llama"), IDS, positions=[-1])
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(reader: af.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and prompts."""
+    place = tmp_path_factory.mktemp("long")
+    reader.model.save_pretrained(place / "encoder")
+    reader.tokenizer.save_pretrained(place / "encoder")
+    (place / "words.txt").write_text(WORDS)
+    (place / "parts.txt").write_text("the\n# key\nis lost\n# key\nhere\n")
+    (place / "chat.json").write_text('[{"role": "user", "content": "the key"}]')
+    (place / "bad.json").write_text('{"role": "user"}')
+    (place / "latin.txt").write_bytes(b"caf\xe9")
+    return place
+
+
+def command(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
+    """The exit status of the command line, run in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "argv", ["attnflow", "segments", "encoder", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_command_shows_a_table_with_bars_and_writes_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert command(monkeypatch, folder, "words.txt") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "rollout: from layer 3, position 0 ([CLS]), to segments"
+    assert "Here is the key" in lines[3]
+    assert "█" in lines[3] or "#" in lines[3]
+    shares = [float(line.split("0.", 1)[1].split()[0]) for line in lines[2:]]
+    assert len(shares) == 3
+    assert command(monkeypatch, folder, "parts.txt", "--by", "marker", "--marker", "# key") == 0
+    assert [name in capsys.readouterr().out for name in ("# key (2)",)] == [True]
+    assert command(monkeypatch, folder, "chat.json", "--by", "turns") == 0
+    assert "1 user" in capsys.readouterr().out
+    assert command(monkeypatch, folder, "words.txt", "--by", "words", "--out", "w.json") == 0
+    content = json.loads((folder / "w.json").read_text())
+    assert content["layers"] == [1, 2, 3]
+    assert content["tokens"][:2] == ["the", "key"]
+    assert command(monkeypatch, folder, "words.txt", "--layer", "2", "--out", "w.csv") == 0
+    assert (folder / "w.csv").read_text().count("\nrollout,2,0,") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.txt"], "nothing.txt: No such file"),
+        (["words.txt", "--by", "pages"], "unknown --by 'pages'; choose from sentences"),
+        (["words.txt", "--by", "marker"], "--by marker and --marker TEXT belong together"),
+        (["words.txt", "--marker", "#"], "--by marker and --marker TEXT belong together"),
+        (["words.txt", "--by", "marker", "--marker", "§"], "the marker must stand in the text"),
+        (["words.txt", "--by", "turns"], "words.txt must hold messages as JSON"),
+        (["bad.json", "--by", "turns"], "must hold a list of messages"),
+        (["latin.txt"], "a text cannot be read"),
+        (["words.txt", "--out", "w.html"], "w.html"),
+        (["words.txt", "--layer", "9"], "layers must be from 1 to 3; got 9"),
+        (["words.txt", "--position", "99"], "positions must be from -17 to 16; got 99"),
+    ],
+)
+def test_a_bad_command_line_gets_one_clear_line(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+) -> None:
+    assert command(monkeypatch, folder, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
