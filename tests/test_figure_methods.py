@@ -344,7 +344,7 @@ def test_figures_compute_no_token_attention() -> None:
     names = ("figure*", "graph_parts", "drawing", "layout")
     folder = Path(af.__file__).parent / "show"
     modules = [path for name in names for path in folder.glob(f"{name}.py")]
-    assert len(modules) == 9
+    assert len(modules) == 11
     for path in modules:
         assert not re.search(r"core\.(methods|flows|maxflow)|\.graph\(", path.read_text()), path
 

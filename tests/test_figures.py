@@ -855,7 +855,7 @@ def test_results_of_another_shape_than_their_tokens() -> None:
         ),
         (
             lambda: figures.edges(edge_graphs(), axes=Figure().subplots(1, 3)),
-            "this drawing has 2 panels, one matplotlib Axes each; got 3",
+            "this drawing has 2 panels, one matplotlib Axes per panel; got 3",
         ),
         (
             lambda: figures.save("figure", "figure.png"),  # type: ignore[arg-type]

@@ -26,12 +26,12 @@ CANDIDATES = ("his", "her")
 
 def figure_1(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
     """Raw attention, rollout and flow between neighbouring layers, side by side."""
-    return figures.compare_graphs(explain(text, model=model, importance=()))
+    return figures.compare_graphs(explain(text, model=model, edges="attention", importance=()))
 
 
 def figure_2(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
     """Raw attention of the focal position, in each layer."""
-    explanation = explain(text, model=model, importance=())
+    explanation = explain(text, model=model, edges="attention", importance=())
     return figures.heatmap(explanation.raw, explanation.position)
 
 
@@ -39,7 +39,10 @@ def figure_3(texts: Sequence[str] = SENTENCES, *, model: Any = BUNDLED) -> Drawi
     """Raw attention, rollout and flow of the focal position in each layer, for each sentence."""
     loaded = load(model) if isinstance(model, str) else model
     return figures.compare_heatmaps(
-        [explain(text, model=loaded, importance=()) for text in texts or SENTENCES]
+        [
+            explain(text, model=loaded, edges="attention", importance=())
+            for text in texts or SENTENCES
+        ]
     )
 
 
@@ -72,7 +75,12 @@ def figure_4(
             f"got {len(texts)} sentences and {len(references)} pairs"
         )
     explanations = [
-        explain(text.replace(MASK, loaded.tokenizer.mask_token), model=loaded, importance=())
+        explain(
+            text.replace(MASK, loaded.tokenizer.mask_token),
+            model=loaded,
+            edges="attention",
+            importance=(),
+        )
         for text in texts
     ]
     places = [

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attnflow.analysis.explanation import Explanation
+from attnflow.core.arrays import Floats
 from attnflow.core.requests import are_even
 from attnflow.core.results import TokenAttention
 from attnflow.core.text import show_token
@@ -135,6 +137,7 @@ def print_explanation(
             print_target(console, explanation)
         strip = Text(describe_even(explanation, name, shown, by_word), style="dim")
         if not strip.plain:
+            values = quiet_special(explanation, tokens, values)
             best = int(abs(values).argmax())
             strongest = Text(f" {show_token(tokens[best])} {values[best]:.3f}", style="dim")
             strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
@@ -143,6 +146,15 @@ def print_explanation(
         console.print(table)
     signed = any(importance.signed for importance in explanation.importance.values())
     console.print(describe_scale(console, width, signed=signed))
+
+
+def quiet_special(explanation: Explanation, tokens: Sequence[str], values: Floats) -> Floats:
+    """Values without those of CLS, SEP and the like, where one of them would outshine the words."""
+    marks = zip(explanation.tokens, explanation.special, strict=True)
+    special = {token for token, is_special in marks if is_special}
+    if tokens[int(abs(values).argmax())] not in special or special.issuperset(tokens):
+        return values
+    return np.where([token in special for token in tokens], 0.0, values)
 
 
 def print_target(console: Console, explanation: Explanation) -> None:

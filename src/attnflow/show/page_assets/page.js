@@ -269,6 +269,10 @@ const focusRow = (method, node) => rowOf(method, node.layer, node.position, isRa
 const titled = (method) => label(method) + (isRaw(method) && headShown() !== null ? ` (head ${headShown()})` : "");
 const mainMethod = () => (state.method !== "all" ? state.method : data.first);
 
+// where CLS or SEP would outshine the words, the page opens without them; a switch shows them
+const opening = isGeneration ? null : rowOf(state.method, depth, data.position, null);
+if (opening && data.special[largest(opening, 1)[0]] && !data.special.slice(0, keys).every(Boolean)) state.special = false;
+
 /** The largest number of a row, whatever its sign, among the tokens that are on. */
 function mostOf(row) {
   let most = 0;
@@ -933,6 +937,7 @@ function buildControls() {
   const choices = Array.from({ length: isGeneration ? tokens.length - keys : size }, (_, choice) => choice);
   byId("position").append(...choices.map((choice) => option(positionOf(choice), `${choice}  ${shortened(names[isGeneration ? keys + choice : choice], 24)}`)));
   byId("head").append(option("mean", "mean of all"), ...Array.from({ length: heads }, (_, head) => option(head, String(head))));
+  byId("special").checked = state.special;
   byId("special").parentElement.hidden = !data.special.slice(0, keys).some(Boolean);
   byId("graph-section").hidden = !graph;
 }
