@@ -285,3 +285,30 @@ def test_evaluate_ranks_every_method_on_every_kind_of_edges(bundled: af.Model) -
             graph = af.attention_graph(bundled, text, edges=kind, target=label)
             row = af.rollout(graph, layers=[6], positions=[0]).values[:, 0]
             np.testing.assert_allclose(example.scores[f"{kind} rollout"], row, atol=1e-5)
+
+
+def test_a_contrast_is_explained_and_every_result_knows_its_target(bundled: af.Model) -> None:
+    pair = ("singular", "plural")
+    found = af.explain(TEXT, edges="gradient", methods="rollout", target=pair, importance=())
+    graph = af.attention_graph(bundled, TEXT, edges="gradient", target=pair)
+    result = found.results["gradient rollout"]
+    np.testing.assert_allclose(result.values, af.rollout(graph).values, atol=1e-6)
+    assert graph.source.target == "singular - plural"
+    assert result.source is not None
+    assert result.source.target == "singular - plural"
+    with pytest.raises(af.OptionError, match="between two different targets"):
+        af.attention_graph(bundled, TEXT, edges="gradient", target=("plural", "plural"))
+
+
+def test_a_report_on_several_kinds_of_edges_names_them_all(bundled: af.Model) -> None:
+    options: dict[str, Any] = {"methods": "rollout", "against": "blank_out", "layers": [6]}
+    kinds = ["gradient", "attention"]
+    report = af.evaluate(bundled, [TEXT], edges=kinds, residual=0.3, **options)
+    assert report.source is not None
+    assert (report.source.edges, report.source.residual) == ("gradient, attention", 0.3)
+
+
+@pytest.mark.parametrize("edges", [3, b"norm", None])
+def test_what_is_no_edges_is_refused_in_one_line(bundled: af.Model, edges: Any) -> None:
+    with pytest.raises(af.OptionError, match="edges must be names"):
+        af.attention_graph(bundled, TEXT, edges=edges)

@@ -33,6 +33,9 @@ def test_blocks_run_twice_then(family: str, monkeypatch: Any) -> None:
     layers = model.vit.layers if family in VISION else model.model.layers
     calls: list[int] = []
     part = layers[1].mlp
+    with monkeypatch.context() as patch:  # where blocks are is found once
+        patch.setattr("attnflow.capturing.recomputing.KEPT", 0)
+        af.attention_graph(model, given_to(family), edges="gradient")
     handle = part.register_forward_pre_hook(lambda *given: calls.append(1))
     try:
         af.attention_graph(model, given_to(family), edges="gradient")

@@ -17,6 +17,7 @@ from attnflow.analysis.pipeline import (
     Reading,
     check_query,
     choose_graphs,
+    describe_graphs,
     open_model,
     read_graph_maker,
     read_importances,
@@ -304,7 +305,7 @@ class Evaluation:
                     residual=self.residual,
                 )
             graphs = [choose_graphs(reading, self.edges, self.make_graph) for reading in readings]
-            self.source = self.source or next(iter(graphs[0].values())).source
+            self.source = self.source or describe_graphs(graphs[0])
         importance: dict[str, list[Any]] = {}
         for name, function in self.against.items():
             with self.timed(name):

@@ -47,7 +47,7 @@ def explain(
     edges: Any = None,
     importance: Choices | None = None,
     position: int | None = None,
-    target: int | str | None = None,
+    target: int | str | tuple[int | str, int | str] | None = None,
     heads: str | None = "mean",
     graph: GraphMaker | None = None,
     residual: float | None = None,
@@ -84,7 +84,9 @@ def explain(
         Explained instead of the position that the prediction comes from; negative ones count from
         the end.
     target
-        The class whose probability importance watches; the prediction if None.
+        The class whose probability importance watches, and whose logit gradient edges watch; the
+        prediction if None. A pair of them: gradient edges watch the difference of their logits,
+        importance the first.
     heads
         "mean", "max" or "min" fuse heads while capturing; None keeps every head, for the page.
     graph
@@ -135,10 +137,12 @@ def explain(
             f"a target is a class that the model predicts, and {model.name} has no head that"
             f" predicts; got {target!r}: leave it out"
         )
-    aim = None if target is None else model.target(target)
+    contrast = target if isinstance(target, tuple) else None
+    watched = target[0] if isinstance(target, tuple) and target else target
+    aim = None if watched is None else model.target(watched)
     kept = heads if graph is None else None  # a function of the user's may fuse them as it likes
     options: dict[str, Any] = {"position": position, "heads": kept, "residual": residual}
-    options["targets"] = [aim]
+    options |= {"targets": [aim], "contrast": contrast}
     notes: tuple[str, ...] = ()
     # graphs made in another way, and receptive fields, are of attention
     of_attention = graph is not None or len(without) or normalize == "receptive_field"

@@ -140,6 +140,8 @@ class Generation:
             raise OptionError(
                 f"unknown normalize {normalize!r}; choose from 'sum', 'receptive_field' or None"
             )
+        if not isinstance(edges, str):
+            raise OptionError(f"edges must be the name of one kind of edges; got {edges!r}")
         methods = read_methods(method)
         if len(methods) != 1:
             raise OptionError(f"one method is asked for at a time; got {', '.join(methods)}")

@@ -24,6 +24,7 @@ from attnflow.core.attention import Attention
 from attnflow.core.checks import check_residual
 from attnflow.core.custom import Choices, Method, accepts, call_own, read_choices, run_method
 from attnflow.core.graph import RESIDUAL, AttentionGraph
+from attnflow.core.provenance import Source
 from attnflow.edges.building import drop_attention, run_edges
 from attnflow.edges.choosing import EdgeWeight
 from attnflow.errors import OptionError
@@ -68,11 +69,13 @@ def read_batch(
     heads: str | None = "mean",
     edges: Mapping[str, EdgeWeight] = NO_EDGES,
     residual: float | None = None,
+    contrast: tuple[int | str, int | str] | None = None,
 ) -> list[Reading]:
     """Run a model once on a batch.
 
     targets: a class per input; what is predicted where None. edges: what graphs are to be made of
-    beside attention; residual is mixed into those that do not hold it.
+    beside attention; residual is mixed into those that do not hold it. contrast: two classes whose
+    difference gradient edges watch.
     """
     places = [model.locate(encoded, position) for encoded in inputs]
     aims: Sequence[int | None] = targets or [None] * len(inputs)
@@ -81,7 +84,7 @@ def read_batch(
         inputs,
         drop_attention(edges),
         heads,
-        target=list(aims),
+        target=list(aims) if contrast is None else contrast,
         residual=residual,
         position=position,
     )
@@ -183,6 +186,13 @@ def refuse_graphs(
         raise OptionError(
             f"graph and without make graphs of attention; got edges {', '.join(others)} as well"
         )
+
+
+def describe_graphs(graphs: Mapping[str, AttentionGraph]) -> Source:
+    """Where results on several kinds of edges came from."""
+    sources = [graph.source for graph in graphs.values()]
+    residual = next((each.residual for each in sources if each.residual is not None), None)
+    return replace(sources[0], edges=", ".join(graphs), residual=residual, target=None)
 
 
 # ---- scores -------------------------------------------------------------------------------------

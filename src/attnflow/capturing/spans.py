@@ -157,7 +157,7 @@ def cut_input(prompt: Prompt, kind: str) -> list[Group]:
     if kind not in KINDS:
         raise OptionError(
             f"unknown segments {kind!r}; choose from {', '.join(KINDS)}, or give {{name: (start,"
-            " end)}}"
+            " end)}"
         )
     if kind == "words":
         if prompt.encoded.words is None:

@@ -140,6 +140,15 @@ def accepts(function: Callable[..., Any], option: str) -> bool:
     return any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+def add_article(what: str) -> str:
+    """A noun with "a" or "an".
+
+    >>> add_article("method"), add_article("edge weight")
+    ('a method', 'an edge weight')
+    """
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
+
+
 def import_function(reference: str, what: str) -> Callable[..., Any]:
     """The function that `package.module:function` names.
 
@@ -152,10 +161,9 @@ def import_function(reference: str, what: str) -> Callable[..., Any]:
         for part in path.split("."):
             target = getattr(target, part)
     except Exception as error:  # a module is foreign code, and may raise anything
-        article = "an" if what[0] in "aeiou" else "a"
         raise OptionError(
-            f"{article} {what} of your own is named as package.module:function, and {reference!r}"
-            f" cannot be imported: {type(error).__name__}: {error}"
+            f"{add_article(what)} of your own is named as package.module:function, and"
+            f" {reference!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     if not callable(target):
         raise OptionError(f"{reference!r} must name a function; got {type(target).__name__}")
@@ -239,7 +247,7 @@ def check_own(
     check_name(name, what)
     if name in known or not callable(function):
         raise OptionError(
-            f"a {what} of your own must be a function with a name of its own;"
+            f"{add_article(what)} of your own must be a function with a name of its own;"
             f" got {name!r}: {type(function).__name__}"
         )
     try:
@@ -257,10 +265,12 @@ def check_own(
 def check_name(name: Any, what: str) -> None:
     """Refuse a name that cannot be the column of a table."""
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise OptionError(f"the name of a {what} must be a string of visible text; got {name!r}")
+        raise OptionError(
+            f"the name of {add_article(what)} must be a string of visible text; got {name!r}"
+        )
     if name in RESERVED:
         raise OptionError(
-            f"the name of a {what} must not be that of a column of results; got {name!r}"
+            f"the name of {add_article(what)} must not be that of a column of results; got {name!r}"
         )
 
 
@@ -269,7 +279,8 @@ def name_function(function: Any, what: str) -> str:
     name = getattr(function, "__name__", None)
     if not callable(function) or not isinstance(name, str) or name == "<lambda>":
         raise OptionError(
-            f"a {what} without a name needs one: give {{name: function}}; got {function!r}"
+            f"{add_article(what)} without a name needs one: give {{name: function}};"
+            f" got {function!r}"
         )
     return name
 

@@ -32,8 +32,11 @@ def find_gradients(
     target: Target,
     target_of: str,
     position: int | None,
-) -> "list[torch.Tensor]":
-    """Of the target, by what each attention gave: [sequence, query, head, width] per call."""
+) -> "tuple[list[torch.Tensor], list[str]]":
+    """Of the target, by what each attention gave: [sequence, query, head, width] per call.
+
+    And what was watched of each sequence.
+    """
     import torch
 
     if not model.predicts:
@@ -66,8 +69,8 @@ def find_gradients(
         output = model.model(**arguments_of(arguments))
         goes_on = False
         logits = model.read_logits(output, places)  # [sequence, class]
-        watched = watch_target(model, logits, target, target_of)
-        return list(torch.autograd.grad(watched.sum(), outputs))
+        watched, names = watch_target(model, logits, target, target_of)
+        return list(torch.autograd.grad(watched.sum(), outputs)), names
 
 
 def keep_logits(
@@ -113,8 +116,8 @@ def follow_gradients(model: Model) -> Iterator[Any]:
 
 def watch_target(
     model: Model, logits: "torch.Tensor", target: Target, target_of: str
-) -> "torch.Tensor":
-    """[sequence]: what is watched of the logits [sequence, class]."""
+) -> "tuple[torch.Tensor, list[str]]":
+    """[sequence]: what is watched of the logits [sequence, class]; and what that is called."""
     import torch
 
     scores = {
@@ -122,20 +125,22 @@ def watch_target(
         "log_probability": lambda: logits.log_softmax(dim=-1),
         "probability": lambda: logits.softmax(dim=-1),
     }[target_of]()
-    if target is None:
-        return scores.gather(1, logits.argmax(dim=-1, keepdim=True))[:, 0]
-    if isinstance(target, list):  # one class per sequence; what is predicted where None
-        if len(target) != len(scores):
-            raise OptionError(
-                f"a list of targets has one for each of {len(scores)} inputs; got {len(target)}"
-                " (a contrast is a tuple of two)"
-            )
-        best = logits.argmax(dim=-1).tolist()
-        chosen = [best[row] if aim is None else aim for row, aim in enumerate(target)]
-        return scores.gather(1, torch.tensor(chosen, device=scores.device)[:, None])[:, 0]
     if isinstance(target, tuple):
         if len(target) != 2:
             raise OptionError(f"a contrast is between two targets; got {len(target)}")
         first, second = (model.target(each) for each in target)
-        return scores[:, first] - scores[:, second]
-    return scores[:, model.target(target)]
+        if first == second:
+            raise OptionError(f"a contrast is between two different targets; got {target!r}")
+        name = f"{model.label(first)} - {model.label(second)}"
+        return scores[:, first] - scores[:, second], [name] * len(scores)
+    if not isinstance(target, list):
+        target = [None if target is None else model.target(target)] * len(scores)
+    if len(target) != len(scores):
+        raise OptionError(
+            f"a list of targets has one for each of {len(scores)} inputs; got {len(target)}"
+            " (a contrast is a tuple of two)"
+        )
+    best = logits.argmax(dim=-1).tolist()  # what is predicted, where no class is named
+    chosen = [best[row] if aim is None else aim for row, aim in enumerate(target)]
+    watched = scores.gather(1, torch.tensor(chosen, device=scores.device)[:, None])[:, 0]
+    return watched, [model.label(aim) for aim in chosen]

@@ -169,7 +169,7 @@ def capture_mix(
 
     gradients = None
     if gradient:
-        gradients = find_gradients(model, [encoded], target, target_of, position)
+        gradients, _ = find_gradients(model, [encoded], target, target_of, position)
     finish = tell_mixes(model, [encoded], gradients, tell, rerun)
     run_batch(model, [encoded], "mean", finish, logits=False)
     return mixes
@@ -215,9 +215,9 @@ def run_edges(
         return run_batch(model, inputs, heads, logits=logits), [{} for _ in inputs]
     if model.is_encoder_decoder and (blind := [n for n, w in weights.items() if not w.cross]):
         refuse_cross(blind[0], model.name)
-    gradients = None
+    gradients, watched = None, None
     if any(weight.gradient for weight in weights.values()):
-        gradients = find_gradients(model, inputs, target, target_of, position)
+        gradients, watched = find_gradients(model, inputs, target, target_of, position)
     layers: list[dict[str, list[Array]]] = [{name: [] for name in weights} for _ in inputs]
     names: list[str] = []
 
@@ -232,14 +232,15 @@ def run_edges(
     run = run_batch(model, inputs, heads, finish, logits=logits)
     order, titles = order_layers(names) if model.is_encoder_decoder else (range(len(names)), None)
     graphs: list[dict[str, AttentionGraph]] = []
-    for encoded, by_name in zip(inputs, layers, strict=True):
+    for place, (encoded, by_name) in enumerate(zip(inputs, layers, strict=True)):
         words = encoded.words
         if words is not None:
             words = (*words, *[None] * len(encoded.decoder_tokens))
         tokens = (*encoded.tokens, *encoded.decoder_tokens)
         stacks = {name: stack_layers(rows, order) for name, rows in by_name.items()}
         known = {"tokens": tokens, "words": words, "layer_names": titles}
-        graphs.append(make_graphs(model, weights, stacks, residual, **known))
+        aim = None if watched is None else watched[place]
+        graphs.append(make_graphs(model, weights, stacks, residual, aim, **known))
     return run, graphs
 
 
@@ -265,10 +266,12 @@ def make_graphs(
     weights: Mapping[str, EdgeWeight],
     stacks: Mapping[str, Array],
     residual: float | None,
+    watched: str | None = None,
     **known: Any,
 ) -> dict[str, AttentionGraph]:
     """The graph of each edge weight, from its layers [layer, query, key].
 
+    watched: what gradients are of.
     known: what else a graph is to know, of tokens and layers.
     """
     share = check_residual(RESIDUAL if residual is None else residual)
@@ -277,12 +280,13 @@ def make_graphs(
     for name, weight in weights.items():
         inside = weight.residual == "inside"
         mixed = None if inside else share
+        aim = watched if weight.gradient else None
         graphs[name] = AttentionGraph(
             None if inside else stacks[name],
             edges=stacks[name] if inside else None,
             residual=mixed,
             edge_name=name,
-            source=replace(source, edges=name, residual=mixed),
+            source=replace(source, edges=name, residual=mixed, target=aim),
             copy=False,
             **known,
         )

@@ -1,6 +1,6 @@
 """`EDGES`: what an edge can weigh, by name; and edge weights of a user's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,11 +176,16 @@ def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
     """Edge weights by name, from names, `EdgeWeight`s, or {name: function}."""
     if isinstance(chosen, str | EdgeWeight) or callable(chosen):
         chosen = [chosen]
+    if not isinstance(chosen, Iterable) or isinstance(chosen, bytes):
+        raise OptionError(
+            f"edges must be names, or {{name: function}}; got {chosen!r}: choose from"
+            f" {', '.join(EDGES)}, or give what af.edge_weight makes"
+        )
     pairs = list(chosen.items()) if isinstance(chosen, dict) else [(None, item) for item in chosen]
     weights: dict[str, EdgeWeight] = {}
     for name, item in pairs:
         if item is None or isinstance(item, str):
-            wanted = item or name
+            wanted = name if item is None else item
             if wanted not in EDGES:
                 raise OptionError(
                     f"unknown edges {wanted!r}; choose from {', '.join(EDGES)},"
