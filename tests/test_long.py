@@ -452,7 +452,7 @@ def test_a_bad_command_line_gets_one_clear_line(
     folder: Path,
 ) -> None:
     assert command(monkeypatch, folder, *arguments) == 2
-    said = [line for line in capsys.readouterr().err.splitlines()]
+    said = capsys.readouterr().err.splitlines()
     said = [line for line in said if line and not line.startswith("Loading weights")]
     assert len(said) == 1
     assert message in said[0]
