@@ -173,7 +173,7 @@ def generation(sizes: list[int], new: int, rounds: int) -> list[dict[str, float]
             return sequence
 
         def ours(many: int, prompt: list[int] = text[:size]) -> Any:
-            return af.generate(model, prompt, max_new_tokens=many, **options)
+            return af.generate(model, prompt, max_new_tokens=many, edges="attention", **options)
 
         plain(2), ours(2).rollout()
         found: dict[str, list[float]] = {"plain": [], "generate": [], "rollout": []}
