@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -149,6 +150,21 @@ def test_effective_attention_is_the_shortest_that_gives_the_same_output(family: 
     assert (hidden > 0) == (family != "bert")
     # a window of four keys is never wider than a head; gemma2 has layers without one
     assert (taken > 1e-3) == (family != "mistral")
+
+
+@few
+@given(repeated=st.lists(st.integers(0, 6), min_size=len(LONG), max_size=len(LONG)))
+def test_effective_attention_where_values_repeat(repeated: list[int]) -> None:
+    """Few different values span few directions, fewer than a row has keys."""
+    mix = af.capture_mix(model_of("gpt2"), LONG)[1]
+    mix = replace(mix, values=mix.values[:, repeated])
+    found = af.EDGES["effective"].compute(mix).numpy()
+    outputs = (mix.values.double() @ mix.projection.double()).numpy()
+    for head, weights in enumerate(mix.attention.double().numpy()):
+        for row in range(len(LONG)):
+            told = outputs[head, : row + 1]
+            expected = weights[row, : row + 1] @ told @ np.linalg.pinv(told, rcond=1e-6)
+            np.testing.assert_allclose(found[head, row, : row + 1], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["roberta", "llama"])

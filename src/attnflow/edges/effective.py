@@ -22,16 +22,42 @@ def weigh_effective(mix: LayerMix) -> "torch.Tensor":
 
     visible = mix.visible  # [query, key]
     effective = mix.attention.double().clone()
-    for seen in torch.unique(visible, dim=0):
+    # values times projection, in an orthonormal basis of what the projection writes: the same
+    # left null space and singular values, in as many columns as a head is wide
+    written = torch.linalg.qr(mix.projection.double().transpose(1, 2), mode="r").R
+    vectors = mix.values.double() @ written.transpose(1, 2)  # [head, key, head width]
+    told_apart: list[torch.Tensor] = []  # sets of keys whose vectors are independent
+    sets = torch.unique(visible, dim=0)
+    for seen in sets[sets.sum(dim=1).argsort(descending=True)]:
+        if any(not (seen & ~wider).any() for wider in told_apart):
+            continue  # some of a set of independent vectors: nothing to take away
         rows = (visible == seen).all(dim=1).nonzero()[:, 0]
         keys = seen.nonzero()[:, 0]
-        # the left null space of values times projection is that of values through the projection
-        vectors = mix.values[:, keys].double() @ mix.projection.double()  # [head, key, width]
         if len(keys) <= 1:
             continue
-        left, sizes, _ = torch.linalg.svd(vectors, full_matrices=False)
-        told = sizes > RANK * sizes[:, :1].clamp_min(1e-30)  # [head, direction]
-        basis = left * told[:, None, :]  # [head, key, direction]
-        part = effective[:, rows][:, :, keys]
-        effective[:, rows[:, None], keys[None, :]] = part @ basis @ basis.transpose(1, 2)
+        few = len(keys) <= vectors.shape[2]
+        basis, triangle = torch.linalg.qr(vectors[:, keys].mT if few else vectors[:, keys])
+        if are_independent(triangle):
+            if few:
+                told_apart.append(seen)
+                continue
+        else:
+            basis, sizes, _ = torch.linalg.svd(vectors[:, keys], full_matrices=False)
+            told = sizes > RANK * sizes[:, :1].clamp_min(1e-30)  # [head, direction]
+            basis = basis * told[:, None, :]
+        part = effective[:, rows][:, :, keys]  # basis: [head, key, direction]
+        effective[:, rows[:, None], keys[None, :]] = part @ basis @ basis.mT
     return effective
+
+
+def are_independent(triangle: "torch.Tensor") -> bool:
+    """Whether a triangle [head, direction, direction] loses no direction in any head.
+
+    Its smallest singular value is at least 1 / |inverse|, its largest at most |triangle|.
+    """
+    import torch
+
+    identity = torch.eye(triangle.shape[1]).to(triangle)
+    inverse = torch.linalg.solve_triangular(triangle, identity, upper=True)
+    condition = torch.linalg.matrix_norm(triangle) * torch.linalg.matrix_norm(inverse)
+    return bool((condition < 1 / RANK).all())  # NaN and infinity are not
