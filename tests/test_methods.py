@@ -279,6 +279,7 @@ def test_notices_stay_in_their_context_and_leave_the_filters_alone() -> None:
 def test_explaining_in_threads_leaves_the_filters_alone() -> None:
     model = af.load("verb-number")
     text = "today that popular player that some large authors visit usually"
+    af.explain(text, model=model, importance=())  # libraries that are imported here change them
     before = (list(warnings.filters), warnings.showwarning)
     inside: list[bool] = []
     done = threading.Event()

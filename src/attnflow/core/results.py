@@ -115,13 +115,22 @@ class TokenAttention(ArrayTable):
         The total variation distance between the row, normalised to sum to 1, and the uniform
         distribution over the n keys that it may see, divided by its maximum, 1 - 1/n.
         """
+        if self._sees_all:
+            return measure_spread(self.values, np.ones(self.values.shape[-1], bool))
         places = range(len(self.layers))
         return np.stack([measure_spread(self.values[at], self._visible(at)) for at in places])
 
     @property
     def visible_keys(self) -> npt.NDArray[np.int64]:
         """[layer, query]: the number of keys (or groups) that a row may see."""
+        if self._sees_all:
+            return np.full(self.values.shape[:2], self.values.shape[-1])
         return np.stack([self._visible(place).sum(axis=1) for place in range(len(self.layers))])
+
+    @property
+    def _sees_all(self) -> bool:
+        """Whether every row may see every key."""
+        return not (self.causal or self.removed or any(self.window or ()))
 
     def _visible(self, place: int) -> npt.NDArray[np.bool_]:
         """[query, key] of the layer at this place: the keys that the queries may see.
