@@ -167,12 +167,16 @@ def test_every_public_function_has_a_runnable_example() -> None:
         af.explain,
         af.explain_corpus,
         af.read_corpus,
+        af.sinks,
     ]
     for function in (
         *functions,
         af.Attention,
         af.AttentionGraph,
         af.TokenAttention,
+        af.TokenAttention.compared_with,
+        af.PromptAttention.compared_with,
+        af.Comparison,
         af.Model,
         af.Attention.graph,
     ):

@@ -25,6 +25,7 @@ from attnflow.capturing.recording import record
 from attnflow.capturing.rows import raw_rows, rollout_rows
 from attnflow.capturing.segments import rollout_segments
 from attnflow.core.attention import Attention
+from attnflow.core.comparison import Comparison
 from attnflow.core.custom import token_attention
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group
@@ -32,6 +33,7 @@ from attnflow.core.methods import METHODS, flow, max_flow, raw, rollout
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
 from attnflow.core.single_flow import MaxFlow
+from attnflow.core.sink_tokens import Sink, sinks
 from attnflow.corpus.reading import read_corpus
 from attnflow.corpus.running import explain_corpus
 from attnflow.edges.building import attention_graph, capture_mix
@@ -62,6 +64,7 @@ __all__ = [
     "AttentionGraph",
     "AttnFlowError",
     "CaptureError",
+    "Comparison",
     "CorpusWarning",
     "EdgeWeight",
     "Explanation",
@@ -81,6 +84,7 @@ __all__ = [
     "RoundingWarning",
     "SaturationWarning",
     "ShareWarning",
+    "Sink",
     "Source",
     "TokenAttention",
     "WeightsError",
@@ -107,6 +111,7 @@ __all__ = [
     "rollout",
     "rollout_rows",
     "rollout_segments",
+    "sinks",
     "token_attention",
 ]
 

@@ -4,12 +4,14 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from attnflow.analysis.importance import Importance
+from attnflow.analysis.summaries import find_even, measure_agreement, summarise_explanation
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Method, accepts, run_method
@@ -17,6 +19,7 @@ from attnflow.core.files import PICTURES, Writer, check_ending
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
+from attnflow.core.sink_tokens import Sink, sinks
 from attnflow.core.tables import ArrayTable
 from attnflow.errors import OptionError
 from attnflow.notices import collect_notices
@@ -127,6 +130,46 @@ class Explanation(ArrayTable):
     def residual(self) -> float | None:
         """The weight of the residual connection; None if it is inside the edges."""
         return self.graph.residual
+
+    @cached_property
+    def sinks(self) -> tuple[Sink, ...]:
+        """The positions that take a large share of most rows in most layers, the largest first.
+
+        Of the attention that was captured; of the graph where there is none.
+        """
+        found = sinks(self.graph if self.captured is None else self.captured)
+        return tuple(sink for sink in found if sink.position not in self.graph.removed)
+
+    @cached_property
+    def agreement(self) -> dict[str, float]:
+        """By result, the rank correlation of its top layer with blank-out at this position.
+
+        Spearman's, with the absolute value of blank-out, over all tokens but sinks, special tokens
+        and the explained position. Results for which it is undefined are left out, and all of them
+        if blank-out was not asked for.
+        """
+        return measure_agreement(self)
+
+    @cached_property
+    def even(self) -> dict[str, float]:
+        """By result that says nothing here, its spread, which is below 0.02.
+
+        Of the row of the explained position in the top layer, without sinks, special tokens and
+        the position itself. Rows of fewer than 8 tokens are not judged.
+        """
+        return find_even(self)
+
+    def summary(self) -> str:
+        """What it says, in a sentence: the prediction, what was read, what to distrust.
+
+        Read mostly: by `first` (the next one that says something, if it is even), with words joined
+        and without sinks, special tokens and the explained position; shares are of what is left.
+
+        >>> import attnflow as af
+        >>> af.explain("the keys to the house", methods=["rollout"], importance=()).summary()
+        'plural 0.98. It read mostly keys (43 %).'
+        """
+        return summarise_explanation(self)
 
     def _result(self, name: str) -> TokenAttention:
         if name not in self.results:

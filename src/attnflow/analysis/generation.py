@@ -7,6 +7,7 @@ i of every result belongs to that position.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -15,6 +16,7 @@ import numpy as np
 from attnflow.analysis.defaults import Plan
 from attnflow.analysis.pipeline import GraphMaker, read_graph_maker
 from attnflow.analysis.prompt_attention import PromptAttention, normalise_rows
+from attnflow.analysis.summaries import summarise_generation
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, read_methods, run_method
 from attnflow.core.files import PICTURES, check_ending, write_file
@@ -22,8 +24,10 @@ from attnflow.core.graph import AttentionGraph
 from attnflow.core.methods import METHODS
 from attnflow.core.requests import NORMALIZATIONS
 from attnflow.core.results import TokenAttention
+from attnflow.core.sink_tokens import Sink, sinks
 from attnflow.edges.choosing import name_result
 from attnflow.errors import OptionError
+from attnflow.notices import collect_notices
 
 
 class GraphOptions(TypedDict, total=False):
@@ -103,6 +107,30 @@ class Generation:
     def positions(self) -> range:
         """The positions that predicted the generated tokens."""
         return range(self.size - 1, self.attention.size)
+
+    @cached_property
+    def sinks(self) -> tuple[Sink, ...]:
+        """The positions that take a large share of most rows in most layers, the largest first.
+
+        Positions of prompt and generated tokens together.
+        """
+        return sinks(self.attention)
+
+    @cached_property
+    def first_result(self) -> PromptAttention:
+        """What is shown first, rows summing to 1 over the prompt: rollout on the first edges."""
+        edges, functions = next(iter(self.plan().items()))
+        name = "rollout" if "rollout" in functions else next(iter(functions))
+        with collect_notices():  # whoever shows it says what is to be said of it
+            return self.by({name: functions[name]}, edges=edges, normalize="sum")
+
+    def summary(self) -> str:
+        """What was read of the prompt, in a sentence, and which generated token stands out.
+
+        By `first_result` in the top layer, with words joined and without sinks and special tokens;
+        shares are of what is left.
+        """
+        return summarise_generation(self)
 
     def by(
         self,

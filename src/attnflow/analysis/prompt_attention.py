@@ -1,6 +1,6 @@
 """`PromptAttention`: token attention over the prompt, for every generated token and layer."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_positions
+from attnflow.core.comparison import Comparison, check_reference, compare_layers
 from attnflow.core.provenance import Source
 from attnflow.core.results import measure_spread
 from attnflow.core.tables import ArrayTable
@@ -119,6 +121,45 @@ class PromptAttention(ArrayTable):
             prompt=tuple(self.prompt[place] for place in places),
             kept=kept,
             saturated=None if self.saturated is None else self.saturated[:, places],
+        )
+
+    def compared_with(self, reference: str, *, exclude: Iterable[int] = ()) -> Comparison:
+        """Compare the row of every generated token with what was to be expected of it.
+
+        The arrays of a `Comparison` have the axes [layer, generated token, prompt token].
+
+        Parameters
+        ----------
+        reference
+            "even": attention without preference among the prompt tokens. "others": the mean of the
+            other generated tokens in the same layer; at least two.
+        exclude
+            Prompt tokens to leave out first, by their places, for instance sinks. The rest of each
+            row sums to 1 again.
+
+        >>> values = np.array([[[0.6], [0.4]], [[0.2], [0.8]]])
+        >>> read = PromptAttention(values, "rollout", ("a", "key"), ("is", "lost"), (1,))
+        >>> read.compared_with("others").difference.round(3).tolist()
+        [[[0.4, -0.4], [-0.4, 0.4]]]
+        """
+        check_reference(reference, len(self.generated))
+        gone = tuple(dict.fromkeys(check_positions(exclude, len(self.prompt), "exclude")))
+        # what no generated token reads in any layer was taken out of the graph
+        counts = np.broadcast_to(self.values.any(axis=(0, 2)), self.values.shape[:2])
+        layers = [
+            (self.values[:, :, place], counts.astype(np.int64)) for place in range(len(self.layers))
+        ]
+        return Comparison(
+            *compare_layers(layers, gone, reference),
+            reference=reference,
+            excluded=gone,
+            method=self.method,
+            layers=self.layers,
+            positions=tuple(range(len(self.generated))),
+            tokens=self.prompt,
+            queries=self.generated,
+            size=len(self.generated),
+            source=self.source,
         )
 
     def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:

@@ -1,6 +1,6 @@
 """What the methods return: `TokenAttention`, with its tables and files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
-from attnflow.core.checks import check_count, check_integers
+from attnflow.core.checks import check_count, check_positions
+from attnflow.core.comparison import Comparison, check_reference, compare_layers
 from attnflow.core.formatting import VIEW_ROWS, Panel
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
+from attnflow.core.lookup import find_row
 from attnflow.core.provenance import Source
 from attnflow.core.tables import ArrayTable
 from attnflow.core.text import clean_text, show_token
@@ -135,8 +137,14 @@ class TokenAttention(ArrayTable):
     def _visible(self, place: int) -> npt.NDArray[np.bool_]:
         """[query, key] of the layer at this place: the keys that the queries may see.
 
-        A step through a layer with window w leads at most w - 1 positions away. A group is seen
-        if one of its positions is.
+        A group is seen if one of its positions is.
+        """
+        return self._count_visible(place) > 0
+
+    def _count_visible(self, place: int) -> npt.NDArray[np.int64]:
+        """[query, key] of the layer at this place: how many positions of a key a query may see.
+
+        A step through a layer with window w leads at most w - 1 positions away.
         """
         layer = self.layers[place]
         bottom = layer - 1 if self.bottom is None else self.bottom
@@ -149,10 +157,11 @@ class TokenAttention(ArrayTable):
         if None not in windows:
             seen &= np.abs(ahead) <= sum(window - 1 for window in windows if window is not None)
         seen &= ~np.isin(keys, self.removed)
+        counts = seen.astype(np.int64)
         if self.groups is None:
-            return seen
+            return counts
         starts = np.cumsum([0, *(len(group.positions) for group in self.groups)])[:-1]
-        return np.logical_or.reduceat(seen, starts, axis=1)
+        return np.add.reduceat(counts, starts, axis=1)
 
     def at(self, position: int, layer: int | None = None) -> Floats:
         """[key]: the row of one position of one layer.
@@ -214,28 +223,7 @@ class TokenAttention(ArrayTable):
 
     def _find_row(self, position: int, layer: int | None) -> tuple[int, int]:
         """The places of a layer and of a position in `values`."""
-        layer = max(self.layers) if layer is None else layer
-        (layer,), (asked,) = (
-            check_integers([layer], "layer"),
-            check_integers([position], "position"),
-        )
-        if layer not in self.layers:
-            raise OptionError(
-                f"layer {layer} was not computed;"
-                f" this result has layers {list_numbers(self.layers)}"
-            )
-        if asked < 0 and self.size is None:
-            raise OptionError(
-                "a negative position counts from the end of a sequence whose size is known; got"
-                f" {asked}: give one of {list_numbers(self.positions)}, or the result a size"
-            )
-        counted = asked + (self.size or 0) if asked < 0 else asked
-        if counted not in self.positions:
-            raise OptionError(
-                f"position {asked} was not computed;"
-                f" this result has positions {list_numbers(self.positions)}"
-            )
-        return self.layers.index(layer), self.positions.index(counted)
+        return find_row(self.layers, self.positions, self.size, position, layer)
 
     def by_word(self) -> "TokenAttention":
         """A copy with the keys of a word summed; a token without a word stands alone.
@@ -259,6 +247,54 @@ class TokenAttention(ArrayTable):
             tokens=tuple(group.name for group in groups),
             words=None,
             groups=groups,
+        )
+
+    def compared_with(self, reference: str, *, exclude: Iterable[int] = ()) -> Comparison:
+        """Compare every row with what was to be expected of it.
+
+        Parameters
+        ----------
+        reference
+            "even": attention without preference among the keys that a row may see. "others": the
+            mean of the other rows of the same layer that may see a key, each relative to its even
+            share; at least two positions.
+        exclude
+            Positions to leave out first, for instance sinks; of groups, all that hold one of them.
+            The rest of each row sums to 1 again.
+
+        >>> import attnflow as af
+        >>> raw = af.raw([[[0.9, 0.1], [0.3, 0.7]]])
+        >>> raw.compared_with("others").difference.round(3).tolist()
+        [[[0.6, -0.6], [-0.6, 0.6]]]
+        """
+        check_reference(reference, len(self.positions))
+        gone = self._find_keys(exclude)
+        layers = [
+            (self.values[place], self._count_visible(place)) for place in range(len(self.layers))
+        ]
+        return Comparison(
+            *compare_layers(layers, gone, reference),
+            reference=reference,
+            excluded=gone,
+            method=self.method,
+            layers=self.layers,
+            positions=self.positions,
+            tokens=self.tokens,
+            queries=self.queries,
+            causal=self.causal,
+            groups=self.groups,
+            size=self.size,
+            source=self.source,
+        )
+
+    def _find_keys(self, positions: Iterable[int]) -> tuple[int, ...]:
+        """The places of the keys that hold one of these positions."""
+        if self.groups is None:
+            return tuple(dict.fromkeys(check_positions(positions, len(self.tokens), "exclude")))
+        size = self.size or 1 + max(max(group.positions) for group in self.groups)
+        gone = set(check_positions(positions, size, "exclude"))
+        return tuple(
+            place for place, group in enumerate(self.groups) if gone.intersection(group.positions)
         )
 
     def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:

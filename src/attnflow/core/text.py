@@ -76,6 +76,35 @@ def join_subwords(tokens: Sequence[str]) -> str:
     return "".join(map(strip_marks, tokens)) or "".join(tokens)
 
 
+def number_marked(tokens: Sequence[str]) -> list[int]:
+    """The number of the word that each token belongs to, by the marks of its tokenizer.
+
+    Where spaces are marked, a token without that mark continues the word before it, but for line
+    breaks and special tokens; where rests of words are marked, those do. Without marks every token
+    is a word.
+
+    >>> number_marked(["The", "Ġun", "believ", "able", ".", "Ċ", "Yes"])
+    [0, 1, 1, 1, 1, 2, 3]
+    >>> number_marked(["[CLS]", "un", "##believ", "##able"])
+    [0, 1, 1, 1]
+    """
+    spaced = any(token.startswith(("Ġ", "▁")) for token in tokens)
+    numbers: list[int] = []
+    apart = True  # the token before stands alone
+    for token in tokens:
+        alone = "Ċ" in token or "\n" in token or is_special(token)
+        begins = token.startswith(("Ġ", "▁")) if spaced else not PIECES.match(token)
+        word = numbers[-1] if numbers else -1
+        numbers.append(word + 1 if apart or alone or begins else word)
+        apart = alone
+    return numbers
+
+
+def is_special(token: str) -> bool:
+    """Whether a token looks like one that stands for no text: <s>, <|im_start|>, [CLS]."""
+    return len(token) > 2 and (token[0], token[-1]) in (("<", ">"), ("[", "]"))
+
+
 def is_common(token: str, words: Collection[str] = COMMON_WORDS, punctuation: bool = True) -> bool:
     """Whether a token is punctuation, or one of `words`, which are in lower case.
 

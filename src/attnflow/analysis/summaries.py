@@ -1,0 +1,279 @@
+"""What a result says in a sentence: what was predicted, what was read, and what to distrust.
+
+Sinks, special tokens and the explained position itself are left out: what they hold is the same
+for every text. Shares are of what is left.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnflow.analysis.statistics import spearman
+from attnflow.analysis.token_importance import Importance
+from attnflow.core.arrays import Floats
+from attnflow.core.groups import Group
+from attnflow.core.requests import are_even
+from attnflow.core.results import TokenAttention, measure_spread
+from attnflow.core.text import number_marked, show_token
+
+if TYPE_CHECKING:
+    from attnflow.analysis.explanation import Explanation
+    from attnflow.analysis.generation import Generation
+
+NAMED = 3  # at most so many words are named ...
+NEARLY = 0.5  # ... that have at least this part of the first one's share
+NOTHING = 0.005  # a change of probability below this is told as none
+LITTLE = 0.1  # what is left of a row below this share is told
+DOUBTFUL = 0.3  # a rank correlation with blank-out below this is told as a doubt
+WIDTH = 40  # characters of a word
+PATCH = re.compile(r"(\d+),(\d+)")
+
+
+# ---- facts --------------------------------------------------------------------------------------
+
+
+def find_asides(explanation: "Explanation") -> tuple[int, ...]:
+    """The positions that sentences leave out: sinks, special tokens, and the explained one."""
+    marked = [position for position, special in enumerate(explanation.special) if special]
+    found = [sink.position for sink in explanation.sinks]
+    return tuple(sorted({*marked, *found, explanation.position}))
+
+
+def measure_agreement(explanation: "Explanation") -> dict[str, float]:
+    """By result, the rank correlation of its row with blank-out, where it is defined."""
+    if "blank_out" not in explanation.importance:
+        return {}
+    kept = np.ones(len(explanation.tokens), bool)
+    kept[list(find_asides(explanation))] = False
+    importance = np.abs(explanation.importance["blank_out"].values[kept])
+    agreement = {}
+    for name, result in explanation.results.items():
+        row = result.at(explanation.position)
+        if len(row) == len(kept):
+            agreement[name] = float(spearman(row[kept][None], importance)[0])
+    return {name: value for name, value in agreement.items() if value == value}
+
+
+def find_even(explanation: "Explanation") -> dict[str, float]:
+    """By result that hardly tells the tokens that are left apart, the spread of its row."""
+    asides = find_asides(explanation)
+    even = {}
+    for name, result in explanation.results.items():
+        row = result.select(explanation.position)
+        compared = row.compared_with("even", exclude=asides)
+        seen = compared.expected > 0  # [layer, query, key]
+        spread = measure_spread(compared.shares, seen)
+        if are_even(spread, seen.sum(axis=-1)).all():
+            even[name] = float(spread[0, 0])
+    return even
+
+
+# ---- an explanation -----------------------------------------------------------------------------
+
+
+def summarise_explanation(explanation: "Explanation") -> str:
+    """One sentence on an explanation, as `Explanation.summary` gives it."""
+    even = explanation.even
+    informative = [name for name in explanation.results if name not in even]
+    first = explanation.first if explanation.first in informative else next(iter(informative), "")
+    sentences = []
+    if explanation.prediction is not None:
+        label, probability = explanation.prediction
+        sentences.append(f"{quote(show_token(label))} {probability:.2f}.")
+    if first:
+        sentences += tell_reading(explanation, first)
+    if even:
+        says = "say" if len(even) > 1 else "says"
+        sentences.append(f"{begin(join_names(list(even)))} {says} nothing here.")
+    if first in explanation.agreement:
+        value = explanation.agreement[first]
+        doubt = ": distrust it" if value < DOUBTFUL else ""
+        ranked = f"{first} ranks tokens like blank-out at {value:.2f}{doubt}."
+        sentences.append(f"On this text {ranked}")
+    return " ".join(sentences)
+
+
+def tell_reading(explanation: "Explanation", name: str) -> Iterator[str]:
+    """What the explained position read by one result, and what blanking it costs."""
+    words = explanation.graphs[name].words
+    by_word = words is not None and any(word is not None for word in words)
+    row = explanation.row(name, by_word=by_word)
+    compared = row.compared_with("even", exclude=find_asides(explanation))
+    shares = compared.shares[0, 0]
+    if not shares.any():
+        return
+    names = name_keys(explanation, row)
+    named = choose_named(shares)
+    told = join_names([tell_share(names, shares, key, row) for key in named])
+    by = "" if name == explanation.first else f"by {name} "
+    who = "it" if explanation.prediction is not None else f"position {explanation.position}"
+    cost = tell_cost(explanation, row, names, named[0])
+    yield f"{begin(f'{by}{who}')} read mostly {told}{cost}."
+    at_sinks = row.compared_with("even", exclude=[sink.position for sink in explanation.sinks])
+    left = 1 - float(at_sinks.excluded_share[0, 0])
+    if left < LITTLE:
+        yield f"Only {format_percent(left)} of {name} lies there."
+
+
+def tell_cost(
+    explanation: "Explanation", row: TokenAttention, names: Sequence[str], top: int
+) -> str:
+    """What blanking a key out costs, and which one costs most; empty if that is unknown."""
+    by_word = row.groups is not None
+    scored = (explanation.word_importance if by_word else explanation.importance).get("blank_out")
+    if scored is None:
+        return ""
+    blanked = dict(zip(list_positions(scored), scored.values.tolist(), strict=True))
+    holding = list_positions(row)
+    costs = {key: blanked[held] for key, held in enumerate(holding) if held in blanked}
+    if top not in costs:
+        return ""
+    target = ""
+    if explanation.prediction is not None and scored.target != explanation.prediction[0]:
+        target = f"{show_token(scored.target)} "
+    cost = costs[top]
+    verb = f"costs {target}{cost:.2f}" if cost > 0 else f"adds {target}{-cost:.2f}"
+    verb = verb if abs(cost) >= NOTHING else "costs nothing"
+    unnamed = {sink.position for sink in explanation.sinks}
+    unnamed |= {position for position, special in enumerate(explanation.special) if special}
+    others = [key for key in costs if not unnamed.intersection(holding[key])]
+    most = max(others, key=lambda key: costs[key], default=top)
+    also = ""
+    if most != top and costs[most] >= max(NOTHING, cost):
+        also = f", {names[most]} costs most, {costs[most]:.2f}"
+    return f"; blanking {names[top]} {verb}{also}"
+
+
+def name_keys(explanation: "Explanation", row: TokenAttention) -> list[str]:
+    """What a sentence calls the keys of a row."""
+    captured = explanation.captured
+    if captured is not None and captured.grid is not None:
+        found = [PATCH.fullmatch(token) for token in row.tokens]
+        return [
+            "the patch in row {}, column {}".format(*match.groups()) if match else show_token(token)
+            for token, match in zip(row.tokens, found, strict=True)
+        ]
+    if explanation.graph.tokens is None:
+        return [f"position {token}" for token in row.tokens]
+    return [name_word(token) for token in row.tokens]
+
+
+def tell_share(names: Sequence[str], shares: Floats, key: int, row: TokenAttention) -> str:
+    """A key with its share in percent; with its position, where another has the same name."""
+    where = f"position {list_positions(row)[key][0]}, " if names.count(names[key]) > 1 else ""
+    return f"{names[key]} ({where}{format_percent(shares[key])})"
+
+
+def list_positions(row: TokenAttention | Importance) -> list[tuple[int, ...]]:
+    """The positions of every key."""
+    if row.groups is None:
+        return [(key,) for key in range(len(row.tokens))]
+    return [group.positions for group in row.groups]
+
+
+# ---- a generation -------------------------------------------------------------------------------
+
+
+def summarise_generation(generation: "Generation") -> str:
+    """One sentence on a generation, as `Generation.summary` gives it."""
+    count = len(generation.tokens)
+    several = count > 1
+    sure = float(np.mean(generation.probabilities))
+    sentences = [
+        f"{count} tokens with a mean probability of {sure:.2f}."
+        if several
+        else f"{quote(show_token(generation.tokens[0]))} {sure:.2f}."
+    ]
+    result = generation.first_result
+    asides = [place for place, token in enumerate(result.prompt) if token in generation.special]
+    asides += [sink.position for sink in generation.sinks if sink.position < generation.size]
+    words = list_marked_words(result.prompt, asides)
+    if not words:
+        return sentences[0]
+    compared = result.compared_with("others" if several else "even", exclude=asides)
+    places = [list(word.positions) for word in words]
+    by_word = np.stack([compared.shares[-1][:, place].sum(axis=-1) for place in places], axis=-1)
+    shares = by_word.mean(axis=0)  # [word]
+    if not shares.any():
+        return sentences[0]
+    names = [name_word(word.name) for word in words]
+    told = join_names(
+        [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
+    )
+    who = "They" if several else "It"
+    sentences.append(f"{who} read mostly {told} of the prompt.")
+    if several:
+        above = np.stack([compared.difference[-1][:, place].sum(axis=-1) for place in places], -1)
+        token, word = np.unravel_index(int(above.argmax()), above.shape)
+        standing = quote(show_token(generation.tokens[token]))
+        more = format_percent(above[token, word])
+        sentences.append(f"{standing} stands out: {names[word]} has {more} more than elsewhere.")
+    left = 1 - float(compared.excluded_share[-1].mean())
+    if left < LITTLE:
+        sentences.append(
+            f"Only {format_percent(left)} of {result.method} on the prompt lies there."
+        )
+    return " ".join(sentences)
+
+
+def list_marked_words(tokens: Sequence[str], without: Sequence[int]) -> list[Group]:
+    """The words of tokens, by the marks of their tokenizer, but for those that hold a position."""
+    words: dict[int, list[int]] = {}
+    for place, number in enumerate(number_marked(tokens)):
+        words.setdefault(number, []).append(place)
+    kept = [places for places in words.values() if not set(places).intersection(without)]
+    return [
+        Group("".join(show_token(tokens[at]) for at in places), tuple(places)) for places in kept
+    ]
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def choose_named(shares: Floats) -> list[int]:
+    """The keys that are worth a name: the strongest, and those that come near it."""
+    order = np.argsort(-shares, kind="stable")[:NAMED]
+    return [int(key) for key in order if shares[key] >= NEARLY * shares[order[0]]]
+
+
+def name_word(word: str) -> str:
+    """A word inside a sentence: without marks around it, and quoted where nothing else is left."""
+    shown = show_token(word)
+    inner = re.sub(r"^[^\w]+|[^\w]+$", "", shown) or shown
+    inner = inner if len(inner) <= WIDTH else f"{inner[: WIDTH - 1]}…"
+    return quote(inner)
+
+
+def quote(text: str) -> str:
+    """A text in quotation marks, unless it begins and ends like a word."""
+    plain = text and all(place.isalnum() for place in (text[0], text[-1]))
+    return text if plain else f"“{text}”"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """a; a and b; a, b and c.
+
+    >>> join_names(["raw", "rollout", "flow"])
+    'raw, rollout and flow'
+    """
+    *rest, last = names
+    return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def begin(text: str) -> str:
+    """A text with a capital letter first."""
+    return text[:1].upper() + text[1:]
+
+
+def format_percent(share: float) -> str:
+    """A share in percent.
+
+    >>> format_percent(0.284), format_percent(0.0004), format_percent(1e-7)
+    ('28 %', '0.04 %', '0.00001 %')
+    """
+    if share >= 0.01 or share <= 0:
+        return f"{100 * share:.0f} %"
+    digits = 1 - int(np.floor(np.log10(100 * share)))
+    return f"{100 * share:.{max(digits - 1, 1)}f} %"

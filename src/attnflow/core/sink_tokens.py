@@ -1,0 +1,135 @@
+"""`sinks`: the positions that nearly every other position looks at, whatever it is about.
+
+What they take says little about a text, so that views leave them out and name them. A position is
+a sink if, in most of the layers in which it can be judged, most rows give it a large share:
+
+- Judged are layers in which it is seen by at least half of all positions but itself, and by three
+  of them; where a window hides it from more, or a text is shorter, nothing can be said.
+- A share is large if its odds are at least `ODDS` times those of even attention over the keys that
+  the row may see, and if it is at least `LARGE_SHARE`. Odds, since no share of 1/2 can be 4 times
+  as large; keys that a row may see, since even attention in a causal model gives early positions
+  more than late ones.
+- Most rows: `MOST_ROWS` of those that see it, without its own. Most layers: more than half.
+
+Weights are judged before the residual is mixed in. Edges with the residual inside hold it on their
+diagonal, so that their rows are judged without it, by what they take from other positions.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_positions
+from attnflow.core.graph import AttentionGraph
+from attnflow.core.masks import LEAK, find_visible
+from attnflow.core.requests import Weights, name_positions, read_graph
+from attnflow.errors import OptionError
+
+ODDS = 4.0  # how many times the odds of even attention
+LARGE_SHARE = 0.05
+MOST_ROWS = 0.75
+FEWEST_ROWS = 3  # from which on "most rows" means something
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A position that takes a large share of most rows in most layers.
+
+    Parameters
+    ----------
+    position
+        The position, from 0.
+    token
+        Its token.
+    share
+        Its mean share of the rows of other positions that may see it, over layers.
+    """
+
+    position: int
+    token: str
+    share: float
+
+
+def sinks(attention: Weights) -> tuple[Sink, ...]:
+    """Find the positions that take a large share of most rows in most layers, the largest first.
+
+    A row's share is large if it is at least 0.05 and its odds are at least 4 times those of even
+    attention over the keys that the row may see. A sink gets that from three quarters of the rows
+    that see it, in more than half of the layers in which at least half of the positions, and three
+    of them, see it.
+
+    Parameters
+    ----------
+    attention
+        An `Attention`, an `AttentionGraph`, or weights that `Attention` takes. Weights are judged
+        before the residual is mixed in; edges that hold it are judged without their diagonal.
+
+    >>> every_row = [0.625, 0.125, 0.125, 0.125]  # on the first position
+    >>> sinks([[every_row] * 4])
+    (Sink(position=0, token='0', share=0.625),)
+    >>> sinks([[[0.25] * 4] * 4])
+    ()
+    """
+    graph = read_graph(attention)
+    size = graph.size
+    shares, judged, large = np.zeros(size), np.zeros(size, int), np.zeros(size, int)
+    for rows, seen in list_rows(graph):
+        others = seen & ~np.eye(size, dtype=bool)  # [query, key]
+        keys = seen.sum(axis=1, keepdims=True)
+        # share / (1 - share) = ODDS / (keys - 1)
+        least = np.maximum(LARGE_SHARE, ODDS / (ODDS + np.maximum(keys - 1, 1)))
+        count = others.sum(axis=0)  # [key]: how many see it
+        readers = int(others.any(axis=1).sum())
+        counts = (count >= FEWEST_ROWS) & (2 * count >= readers - 1)
+        taken = np.where(others, rows, 0.0)
+        enough = ((taken >= least) & others).sum(axis=0) >= MOST_ROWS * count
+        shares += np.where(counts, taken.sum(axis=0) / np.maximum(count, 1), 0.0)
+        judged += counts
+        large += counts & enough
+    found = np.flatnonzero(2 * large > judged)
+    tokens = name_positions(graph)
+    every = [Sink(int(at), tokens[at], float(shares[at] / judged[at])) for at in found]
+    return tuple(sorted(every, key=lambda sink: -sink.share))
+
+
+def list_rows(graph: AttentionGraph) -> Iterator[tuple[Floats, Flags]]:
+    """Rows of shares [query, key] of each layer, and which keys they may see."""
+    everyone = list(range(graph.size))
+    for layer, window in enumerate(graph.window, start=1):
+        rows = graph.weight_rows([layer], everyone)[0]
+        seen = find_visible(graph.size, graph.causal, window).copy()
+        if (
+            graph.layer_names is not None
+        ):  # positions that a layer does not touch keep to themselves
+            seen &= (rows > 0) & (rows.sum(axis=1) - np.diagonal(rows) > LEAK)[:, None]
+        seen[list(graph.removed)] = seen[:, list(graph.removed)] = False
+        if graph.residual is None:
+            whole = rows.sum(axis=1)
+            np.fill_diagonal(rows, 0.0)
+            np.fill_diagonal(seen, False)
+            sums = rows.sum(axis=1)
+            # next to nothing beside the diagonal is rounding
+            sums = np.where(sums > LEAK * whole, sums, np.inf)[:, None]
+            rows = rows / sums
+        seen &= seen.sum(axis=1, keepdims=True) > 1  # who sees one key has no choice
+        yield rows, seen
+
+
+def read_excluded(exclude: str | Iterable[int], found: Iterable[Sink], size: int) -> list[int]:
+    """Positions to leave out: those given, or those of `found` if exclude is "sinks".
+
+    >>> read_excluded("sinks", [Sink(0, "[CLS]", 0.5), Sink(9, ".", 0.2)], 7)
+    [0]
+    >>> read_excluded([-1], [], 7)
+    [6]
+    """
+    if isinstance(exclude, str):
+        if exclude != "sinks":
+            raise OptionError(f"exclude must be 'sinks' or positions; got {exclude!r}")
+        return [sink.position for sink in found if sink.position < size]
+    return list(dict.fromkeys(check_positions(exclude, size, "exclude")))
