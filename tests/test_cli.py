@@ -390,8 +390,8 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         shown = capsys.readouterr().out
         assert f"contribution rollout, layer 3 of 3, {told}" in shown
         assert "left out" not in shown
-    one = ["generate", folders / "decoder", "the key to cabinets", "--max-new-tokens", "1"]
-    assert inside(monkeypatch, *one) == 0
+    one = ["the key to cabinets", "--max-new-tokens", "1"]
+    assert inside(monkeypatch, "generate", folders / "decoder", *one) == 0
     assert "against even attention:" in capsys.readouterr().out  # there are no others
     for ending in ("csv", "json", "npz"):
         out = tmp_path / f"story.{ending}"

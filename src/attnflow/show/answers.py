@@ -80,11 +80,12 @@ def print_explanation(
             words = shade_row(console, row, compared, reference, numbers)
         print_strip(console, label_strip(name), words, indent)
     print_importance(console, explanation, by_word, indent)
-    if reference is None:
-        signed = any(importance.signed for importance in explanation.importance.values())
-        console.print(describe_shares(console, signed=signed))
-    else:
+    if reference is not None:
         console.print(describe_doublings(console, reference))
+    if reference is None or explanation.importance:
+        signed = any(importance.signed for importance in explanation.importance.values())
+        of_what = "" if reference is None else "importance, "
+        console.print(describe_shares(console, of_what, signed=signed))
     said = describe_asides(explanation.tokens, explanation.sinks, asides)
     if said:
         print_wrapped(console, said, "dim")

@@ -85,9 +85,9 @@ def speaks_unicode(console: Console) -> bool:
     return console.encoding.lower().startswith("utf")
 
 
-def describe_shares(console: Console, *, signed: bool = False) -> Text:
+def describe_shares(console: Console, of_what: str = "", *, signed: bool = False) -> Text:
     """The legend of shares of the largest value."""
-    legend = Text().append("shaded: ", style="dim")
+    legend = Text().append(f"{of_what}shaded: ", style="dim")
     for step in range(1, STEPS + 1):
         legend.append_text(shade(console, f"{100 * step // (STEPS + 1)} %", step)).append(" ")
     legend.append("of the largest", style="dim")
