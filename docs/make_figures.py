@@ -19,7 +19,7 @@ import attnflow as af
 from attnflow import figures
 from attnflow.cli.explaining import DEMO
 from attnflow.paper import grammar
-from attnflow.show.terminal import print_explanation
+from attnflow.show.answers import print_explanation
 
 FOLDER = Path(__file__).parent / "pictures"
 SENTENCE = "the authors that the old man likes"

@@ -91,8 +91,8 @@ def test_demo_explains_two_sentences_of_both_numbers() -> None:
     shown = run("demo")
     assert shown.returncode == 0, shown.stderr
     for word in (
-        "singular, with probability",
-        "plural, with probability",
+        "singular 0.97. It read mostly",
+        "plural 0.98. It read mostly keys",
         "raw",
         "rollout",
         "flow",
@@ -110,11 +110,13 @@ def test_explain_shows_a_strip_for_each_method(
     assert inside(monkeypatch, "explain", "the keys to the cabinet", "--layer", "3") == 0
     shown = capsys.readouterr().out
     found = af.explain("the keys to the cabinet", importance=())
-    assert f"plural, with probability {found.prediction[1] if found.prediction else 0:.3f}" in shown
-    assert "what position 0, [CLS], of layer 3 looks at" in shown
+    assert shown.startswith(found.summary())
+    assert "layer 3 of 6, position 0, [CLS], read:" in shown
     for method in ("raw", "rollout", "flow"):
         line = next(line for line in shown.splitlines() if line.strip().startswith(f"{method} "))
-        _, token, value = found.results[method].top(1, position=0, layer=3)[0]
+        # the explained position itself is not shaded
+        best = found.results[method].top(2, position=0, layer=3)
+        _, token, value = next(each for each in best if each[0] != 0)
         assert line.rstrip().endswith(f"{token} {value:.3f}")
         assert f"{token}█" in line
     assert "blank out" not in shown
@@ -133,7 +135,7 @@ def test_explain_shows_a_strip_for_each_method(
         == 0
     )
     shown = capsys.readouterr().out
-    assert "what position 2" in shown
+    assert "layer 3 of 3, position 2" in shown
     assert "input gradient" in shown
 
 
@@ -372,11 +374,25 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
             "--max-new-tokens",
             "4",
             "--keep-common",
+            "--compared-with",
+            "none",
         )
         == 0
     )
-    strips = capsys.readouterr().out.splitlines()[-4:]
-    assert all("cabinets" in strip and "█" in strip for strip in strips)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("4 tokens with a mean probability of 0.")
+    start = next(at for at, line in enumerate(lines) if line.endswith("layer 3 of 3, by token:"))
+    assert all("cabinets" in line and "█" in line for line in lines[start + 1 : start + 5])
+    for reference, told in (("others", "against the others:"), ("even", "against even attention:")):
+        given = ["--max-new-tokens", "4", "--compared-with", reference, "--exclude", "none"]
+        prompt = "the key to cabinets lost"
+        assert inside(monkeypatch, "generate", folders / "decoder", prompt, *given) == 0
+        shown = capsys.readouterr().out
+        assert f"contribution rollout, layer 3 of 3, {told}" in shown
+        assert "left out" not in shown
+    one = ["the key to cabinets", "--max-new-tokens", "1"]
+    assert inside(monkeypatch, "generate", folders / "decoder", *one) == 0
+    assert "against even attention:" in capsys.readouterr().out  # there are no others
     for ending in ("csv", "json", "npz"):
         out = tmp_path / f"story.{ending}"
         assert (
@@ -417,7 +433,36 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         (["explain", "the key", "--out", "x.docx"], "the ending must be one of"),
         (
             ["explain", "the key", "--layer", "2", "--out", "x.html"],
-            "--layer and --words choose what the terminal shows",
+            "--layer, --words, --compared-with and --exclude choose what the terminal shows",
+        ),
+        (
+            ["explain", "the key", "--exclude", "none", "--out", "x.html"],
+            "choose what the terminal shows",
+        ),
+        (
+            ["explain", "the key", "--exclude", "sink"],
+            "--exclude, if it is neither sinks nor none, must be numbers like 1,6; got 'sink'",
+        ),
+        (["explain", "the key", "--exclude", "7"], "exclude must be from -3 to 2; got 7"),
+        (
+            ["explain", "the key", "--compared-with", "all"],
+            "--compared-with must be even, others or none; got 'all'",
+        ),
+        (
+            ["explain", "the key", "--compared-with", "others", "--words"],
+            "--compared-with others compares tokens",
+        ),
+        (
+            [
+                "generate",
+                "decoder",
+                "the key",
+                "--max-new-tokens",
+                "1",
+                "--compared-with",
+                "others",
+            ],
+            "'others' are the other rows of a layer, and this result has one",
         ),
         (
             ["generate", "decoder", "the key", "--residual", "0.1", "--out", "x.html"],

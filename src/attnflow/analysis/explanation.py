@@ -164,6 +164,7 @@ class Explanation(ArrayTable):
 
         Read mostly: by `first` (the next one that says something, if it is even), with words joined
         and without sinks, special tokens and the explained position; shares are of what is left.
+        `agreement` is told where at least 8 tokens are ranked.
 
         >>> import attnflow as af
         >>> af.explain("the keys to the house", methods=["rollout"], importance=()).summary()

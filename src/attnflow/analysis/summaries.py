@@ -14,7 +14,7 @@ from attnflow.analysis.statistics import spearman
 from attnflow.analysis.token_importance import Importance
 from attnflow.core.arrays import Floats
 from attnflow.core.groups import Group
-from attnflow.core.requests import are_even
+from attnflow.core.requests import WORTH_A_WARNING, are_even
 from attnflow.core.results import TokenAttention, measure_spread
 from attnflow.core.text import number_marked, show_token
 
@@ -87,11 +87,11 @@ def summarise_explanation(explanation: "Explanation") -> str:
     if even:
         says = "say" if len(even) > 1 else "says"
         sentences.append(f"{begin(join_names(list(even)))} {says} nothing here.")
-    if first in explanation.agreement:
+    ranked = len(explanation.tokens) - len(find_asides(explanation))
+    if first in explanation.agreement and ranked >= WORTH_A_WARNING[1]:
         value = explanation.agreement[first]
         doubt = ": distrust it" if value < DOUBTFUL else ""
-        ranked = f"{first} ranks tokens like blank-out at {value:.2f}{doubt}."
-        sentences.append(f"On this text {ranked}")
+        sentences.append(f"On this text {first} ranks tokens like blank-out at {value:.2f}{doubt}.")
     return " ".join(sentences)
 
 
@@ -193,19 +193,16 @@ def summarise_generation(generation: "Generation") -> str:
     if not words:
         return sentences[0]
     compared = result.compared_with("others" if several else "even", exclude=asides)
-    places = [list(word.positions) for word in words]
-    by_word = np.stack([compared.shares[-1][:, place].sum(axis=-1) for place in places], axis=-1)
-    shares = by_word.mean(axis=0)  # [word]
+    by_word = compared.grouped(words)
+    shares = by_word.shares[-1].mean(axis=0)  # [word]
     if not shares.any():
         return sentences[0]
     names = [name_word(word.name) for word in words]
-    told = join_names(
-        [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
-    )
+    told = [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
     who = "They" if several else "It"
-    sentences.append(f"{who} read mostly {told} of the prompt.")
+    sentences.append(f"{who} read mostly {join_names(told)} of the prompt.")
     if several:
-        above = np.stack([compared.difference[-1][:, place].sum(axis=-1) for place in places], -1)
+        above = by_word.difference[-1]  # [generated, word]
         token, word = np.unravel_index(int(above.argmax()), above.shape)
         standing = quote(show_token(generation.tokens[token]))
         more = format_percent(above[token, word])

@@ -6,17 +6,17 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from attnflow.analysis.explaining import describe_row, explain
 from attnflow.analysis.generating import generate
 from attnflow.analysis.importance import IMPORTANCES
-from attnflow.analysis.prompt_attention import PromptAttention
 from attnflow.capturing.assembly import capture
 from attnflow.cli.options import (
     OWN,
     AnyModel,
+    ComparedWith,
     Edges,
+    Exclude,
     Graph,
     Layer,
     Normalize,
@@ -27,16 +27,18 @@ from attnflow.cli.options import (
     check_out,
     import_own,
     read_edge_names,
+    read_exclude,
     read_functions,
     read_normalize,
     read_numbers,
+    read_reference,
 )
 from attnflow.core.files import PICTURES
 from attnflow.core.methods import METHODS
-from attnflow.core.text import show_token
-from attnflow.errors import OptionError, printable
+from attnflow.errors import OptionError
 from attnflow.models.loading import BUNDLED, load
-from attnflow.show.terminal import heat_strip, notes, print_explanation, print_note, say
+from attnflow.show.answers import print_explanation, print_story
+from attnflow.show.terminal import notes, print_note, say
 
 PAGE_ENDINGS = (".html", *PICTURES, ".csv", ".json", ".md", ".tex", ".npz")
 DEMO = ("the key to the cabinets", "the keys to the cabinets")
@@ -92,14 +94,20 @@ def generate_command(
     without: Without = "",
     graph: Graph = None,
     normalize: Normalize = "sum",
+    compared_with: ComparedWith = None,
+    exclude: Exclude = "sinks",
     keep_common: Annotated[
-        bool,
-        typer.Option("--keep-common", help="Keep common words, punctuation and special tokens."),
+        bool, typer.Option("--keep-common", help="Name common words and punctuation too.")
     ] = False,
     out: Page = None,
     open_it: Open = False,
 ) -> None:
-    """Generate from a prompt, and show what of the prompt each generated token looked at."""
+    """Generate from a prompt, and show which of its words stand out for each generated token.
+
+    They are compared with what the other generated tokens read, unless --compared-with says
+    otherwise; with none, the whole prompt is shown for each.
+    """
+    left_out, reference = read_exclude(exclude), read_reference(compared_with, "others")
     chosen = read_functions(method or "rollout", "method")
     for name, function in chosen.items():
         if function is None and name not in METHODS:
@@ -136,6 +144,8 @@ def generate_command(
             graph=make,
             normalize=read_normalize(normalize),
         )
+    if compared_with is None and len(story.tokens) < 2:
+        reference = "even"  # there are no others
     if layer is not None and layer not in result.layers:
         raise OptionError(f"layer must be from 1 to {len(result.layers)}; got {layer}")
     if out is not None and out.suffix.lower() in PICTURES:
@@ -145,26 +155,15 @@ def generate_command(
     elif out is not None:
         show_page((story if is_page else result).save(out), open_it)
     else:
-        with notes():
-            shown = result if keep_common else result.filtered()
-        console = Console()
-        console.print(Text(printable(story.text, keep="\n"), style="bold"))
-        print_prompt_attention(console, shown, layer)
-
-
-def print_prompt_attention(console: Console, shown: PromptAttention, layer: int | None) -> None:
-    """A strip of prompt tokens per generated token."""
-    chosen = -1 if layer is None else shown.layers.index(layer)
-    if shown.kept is not None:
-        least, most = shown.kept[:, chosen].min(), shown.kept[:, chosen].max()
-        line = (
-            f"without common words, punctuation and special tokens: {least:.2g} to {most:.2g}"
-            " of each row is shown (--keep-common shows all)"
+        print_story(
+            Console(),
+            story,
+            result,
+            layer=result.layers[-1] if layer is None else layer,
+            reference=reference,
+            exclude=left_out,
+            keep_common=keep_common,
         )
-        console.print(Text(line, style="dim"))
-    for token, values in zip(shown.generated, shown.values[:, :, chosen], strict=True):
-        name = Text(f"{show_token(token):>16}  ")
-        console.print(name.append_text(heat_strip(console, shown.prompt, values)))
 
 
 def explain_command(
@@ -197,6 +196,8 @@ def explain_command(
         bool, typer.Option("--importance", help="Show blank-out and input gradients too.")
     ] = False,
     words: Annotated[bool, typer.Option("--words", help="Words instead of subwords.")] = False,
+    compared_with: ComparedWith = None,
+    exclude: Exclude = "sinks",
     residual: Residual = None,
     without: Without = "",
     graph: Graph = None,
@@ -209,10 +210,16 @@ def explain_command(
     """Explain a prediction: what the model says of a text, and which tokens it looked at."""
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
-    if out is not None and (layer is not None or words):
+    left_out, reference = read_exclude(exclude), read_reference(compared_with, None)
+    if out is not None and (layer is not None or words or reference or left_out is not None):
         raise OptionError(
-            "--layer and --words choose what the terminal shows; a file holds every layer and"
-            " token: leave them out"
+            "--layer, --words, --compared-with and --exclude choose what the terminal shows; a file"
+            " holds every layer and token: leave them out"
+        )
+    if words and reference == "others":
+        raise OptionError(
+            "--compared-with others compares tokens, and words are computed for one position:"
+            " leave --words out, or compare with even"
         )
     watched = importance or target is not None or out is not None
     explanation = explain(
@@ -246,7 +253,9 @@ def explain_command(
     if out is not None:
         show_page(explanation.save(out), open_it)
         return
-    print_explanation(Console(), explanation, layer=layer, by_word=words)
+    print_explanation(
+        Console(), explanation, layer=layer, by_word=words, exclude=left_out, reference=reference
+    )
 
 
 def demo_command() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attnflow.core.comparison import REFERENCES
 from attnflow.core.custom import import_function
 from attnflow.core.files import check_ending, check_writable
 from attnflow.edges.choosing import EdgeWeight
@@ -102,6 +103,23 @@ Without = Annotated[
         show_default=False,
     ),
 ]
+Exclude = Annotated[
+    str,
+    typer.Option(
+        metavar="sinks|none|POSITIONS",
+        help="Tokens that do not count: sinks, with special tokens and the explained position;"
+        " none; or positions like 0,7.",
+    ),
+]
+ComparedWith = Annotated[
+    str | None,
+    typer.Option(
+        metavar="even|others|none",
+        help="Show what exceeds what was to be expected: of even attention, or by the other"
+        " positions.",
+        show_default=False,
+    ),
+]
 Graph = Annotated[
     str | None,
     typer.Option(
@@ -189,6 +207,22 @@ def read_number(text: str, option: str) -> int:
 def read_numbers(text: str, option: str) -> list[int]:
     """Whole numbers separated by commas or spaces, like 0,7."""
     return [read_number(part, option) for part in split_names(text)]
+
+
+def read_exclude(text: str) -> list[int] | None:
+    """What --exclude means: positions, none of them, or None for sinks and the like."""
+    if text in ("sinks", "none"):
+        return None if text == "sinks" else []
+    return read_numbers(text, "--exclude, if it is neither sinks nor none,")
+
+
+def read_reference(text: str | None, default: str | None) -> str | None:
+    """What --compared-with means: one of the references, or None."""
+    if text is None or text == "none":
+        return default if text is None else None
+    if text not in REFERENCES:
+        raise OptionError(f"--compared-with must be {', '.join(REFERENCES)} or none; got {text!r}")
+    return text
 
 
 def read_name_or_number(text: str, option: str) -> str | int:

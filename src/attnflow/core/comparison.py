@@ -3,7 +3,7 @@
 All keys that a row may see are compared, but for those left out; the shares that remain sum to 1.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
 from attnflow.core.formatting import VIEW_ROWS, Panel
-from attnflow.core.groups import Group, list_numbers
+from attnflow.core.groups import Group, list_numbers, sum_groups
 from attnflow.core.lookup import find_row
 from attnflow.core.provenance import Source
 from attnflow.core.tables import ArrayTable
@@ -125,6 +125,26 @@ class Comparison(ArrayTable):
             layers=(self.layers[place],),
             positions=(self.positions[row],),
             queries=(self.queries[row],),
+        )
+
+    def grouped(self, groups: Sequence[Group]) -> "Comparison":
+        """A copy whose keys are groups of these keys, shares and what was to be expected summed.
+
+        Parameters
+        ----------
+        groups
+            Names, and the keys that are taken together, by their places.
+        """
+        gone = set(self.excluded)
+        return replace(
+            self,
+            shares=sum_groups(self.shares, groups),
+            expected=sum_groups(self.expected, groups),
+            excluded=tuple(
+                place for place, group in enumerate(groups) if gone.issuperset(group.positions)
+            ),
+            tokens=tuple(group.name for group in groups),
+            groups=tuple(groups),
         )
 
     def top(

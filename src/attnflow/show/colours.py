@@ -25,24 +25,6 @@ DARK_AGAINST = (
 )
 # fmt: on
 
-
-class Mark(NamedTuple):
-    """One step of the scale on a terminal."""
-
-    sign: str  # stands for the colour where there is none ...
-    ascii: str  # ... and where there is ASCII only
-    place: int | None  # of its colour in RAMP and AGAINST; None for no colour
-    ink: str  # of the text on that colour
-
-
-MARKS = (
-    Mark(" ", " ", None, ""),
-    Mark("░", ".", 1, "#000000"),
-    Mark("▒", ":", 3, "#000000"),
-    Mark("▓", "+", 5, "#000000"),
-    Mark("█", "#", 7, "#ffffff"),
-)
-
 # from Okabe and Ito's palette, told apart by every kind of eye; its yellow is lost on white paper
 METHOD_COLOURS = {"raw": "#0072B2", "rollout": "#E69F00", "flow": "#009E73"}
 OTHER_COLOURS = ("#CC79A7", "#000000", "#56B4E9", "#D55E00")

@@ -1,23 +1,22 @@
-"""The output of the command line: tables with bars, strips of coloured tokens, notes."""
+"""The output of the command line: tables with bars, Markdown, notes."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from attnflow.analysis.explanation import Explanation
-from attnflow.core.arrays import Floats
-from attnflow.core.requests import are_even
 from attnflow.core.results import TokenAttention
 from attnflow.core.text import show_token
 from attnflow.errors import printable
 from attnflow.notices import collect_notices
-from attnflow.show.colours import AGAINST, MARKS, RAMP
+
+NUMBER = re.compile(r"[-+]?[\d.]")
 
 
 def print_table(console: Console, results: list[TokenAttention]) -> None:
@@ -35,7 +34,7 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
     block = "█" if console.encoding.lower().startswith("utf") else "#"
     starred = False
     for key, token in enumerate(results[0].tokens):
-        cells = [Text(str(key)), Text(printable(token))]
+        cells = [Text(str(key)), Text(show_token(token))]
         for result in results:
             row = result.values[0, 0]
             value, largest = float(row[key]), float(row.max())
@@ -47,20 +46,6 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
     console.print(table)
     if starred:
         console.print(Text("* at the bound that is the same for every source", style="dim"))
-
-
-def heat_strip(console: Console, tokens: Sequence[str], values: Sequence[float]) -> Text:
-    """The tokens in a row, shaded by their share of the largest value.
-
-    Marks replace colours on a terminal without them; negative values are orange, or have a minus.
-    """
-    strip = Text()
-    largest = max(map(abs, values), default=0.0)
-    for token, value in zip(tokens, values, strict=True):
-        share = abs(value) / largest if largest > 0 else 0.0
-        step = min(len(MARKS) - 1, int(len(MARKS) * share))
-        strip.append_text(shade(console, show_token(token), step, against=value < 0)).append(" ")
-    return strip
 
 
 def say(text: object, *, err: bool = False) -> None:
@@ -88,12 +73,8 @@ def print_markdown(markdown: str) -> None:
             rows.append(split_cells(line))
             continue
         if rows:
-            table = Table(box=SIMPLE)
-            for name in rows[0]:
-                table.add_column(Text(name))
-            for row in rows[2:]:  # below the header, the line that underlines it
-                table.add_row(*map(Text, row))
-            console.print(table)
+            for part in cut_columns(rows[0], rows[2:], console.width):  # [1] underlines the header
+                console.print(part)
             rows = []
         title = len(line) > 4 and line.startswith("**") and line.endswith("**")
         if line:
@@ -108,6 +89,32 @@ def split_cells(line: str) -> list[str]:
     return [printable(cell.replace("\\|", "|")) for cell in cells]
 
 
+def cut_columns(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Table]:
+    """A table as one, or as several below each other, each with the first column, that fit.
+
+    Cells are not broken, unless a column alone is wider than there is room for it.
+    """
+    columns = list(zip(header, *rows, strict=True))
+    needs = [3 + max(map(cell_len, column)) for column in columns]  # with the space around it
+    parts: list[list[int]] = [[0]]
+    for place in range(1, len(columns)):
+        if len(parts[-1]) > 1 and sum(needs[at] for at in (*parts[-1], place)) > width:
+            parts.append([0])
+        parts[-1].append(place)
+    tables = []
+    for part in parts:
+        table = Table(box=SIMPLE, pad_edge=False)
+        for place in part:
+            numbers = all(NUMBER.match(cell) for cell in columns[place][1:] if cell)
+            fits = needs[place] <= width // 2
+            justify: JustifyMethod = "right" if numbers and place else "left"
+            table.add_column(Text(header[place]), justify=justify, no_wrap=fits, overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(row[place]) for place in part))
+        tables.append(table)
+    return tables
+
+
 @contextmanager
 def notes() -> Iterator[None]:
     """Print the warnings of attnflow within this context as notes on standard error."""
@@ -115,83 +122,3 @@ def notes() -> Iterator[None]:
         yield
     for notice in notices:
         print_note(notice)
-
-
-def print_explanation(
-    console: Console, explanation: Explanation, *, layer: int | None = None, by_word: bool = False
-) -> None:
-    """Print the prediction, a strip of tokens per method and importance, and the strongest."""
-    shown = explanation.graph.depth if layer is None else layer
-    scores = explanation.scores(shown, by_word=by_word)
-    for text in explanation.texts:
-        console.print(Text(printable(text), style="bold"))
-    if explanation.prediction is not None:
-        label, probability = explanation.prediction
-        console.print(Text(f"{printable(label)}, with probability {probability:.3f}"))
-    token = show_token(explanation.tokens[explanation.position])
-    where = f"position {explanation.position}, {token}, of layer {shown}"
-    console.print(Text(f"what {where} looks at:", style="dim"))
-    width = max(map(len, scores), default=0)
-    for name, (tokens, values) in scores.items():
-        if name in explanation.importance and name == next(iter(explanation.importance)):
-            print_target(console, explanation)
-        strip = Text(describe_even(explanation, name, shown, by_word), style="dim")
-        if not strip.plain:
-            values = quiet_special(explanation, tokens, values)
-            best = int(abs(values).argmax())
-            strongest = Text(f" {show_token(tokens[best])} {values[best]:.3f}", style="dim")
-            strip = heat_strip(console, tokens, values.tolist()).append_text(strongest)
-        table = Table.grid(padding=(0, 2))
-        table.add_row(Text(printable(name).replace("_", " ").ljust(width)), strip)
-        console.print(table)
-    signed = any(importance.signed for importance in explanation.importance.values())
-    console.print(describe_scale(console, width, signed=signed))
-
-
-def quiet_special(explanation: Explanation, tokens: Sequence[str], values: Floats) -> Floats:
-    """Values without those of CLS, SEP and the like, where one of them would outshine the words."""
-    marks = zip(explanation.tokens, explanation.special, strict=True)
-    special = {token for token, is_special in marks if is_special}
-    if tokens[int(abs(values).argmax())] not in special or special.issuperset(tokens):
-        return values
-    return np.where([token in special for token in tokens], 0.0, values)
-
-
-def print_target(console: Console, explanation: Explanation) -> None:
-    """Print the target of importance, and its probability."""
-    first = next(iter(explanation.importance.values()))
-    watched = f"{printable(first.target)} (probability {first.probability:.3f})"
-    console.print(Text(f"what {watched} depends on:", style="dim"))
-
-
-def describe_even(explanation: Explanation, name: str, layer: int, by_word: bool) -> str:
-    """Why a strip is not informative; empty if it is."""
-    if name not in explanation.results or layer < 2:
-        return ""
-    row = explanation.row(name, layer, by_word=by_word)
-    if row.saturated is None or not are_even(row.spread, row.visible_keys).any():
-        return ""
-    spread = float(row.spread[0, 0])
-    return f"hardly differs between tokens here (spread {spread:.2g}): it says nothing"
-
-
-def describe_scale(console: Console, indent: int, *, signed: bool = False) -> Text:
-    """What the marks and colours mean."""
-    text = Text(f"{'':>{indent}}  ").append("share of the largest: ", style="dim")
-    for place in range(len(MARKS)):
-        text.append_text(shade(console, f"{100 * place // len(MARKS)}%", place)).append(" ")
-    if signed:
-        text.append("  against: ", style="dim")
-        text.append_text(shade(console, "80%", len(MARKS) - 1, against=True))
-    return text
-
-
-def shade(console: Console, text: str, step: int, *, against: bool = False) -> Text:
-    """A text in its colour, or followed by its mark on a terminal without colours."""
-    mark = MARKS[step]
-    if console.color_system is not None and not console.no_color:
-        ramp = AGAINST if against else RAMP
-        style = "" if mark.place is None else f"{mark.ink} on {ramp[mark.place]}"
-        return Text(f" {text} ", style=style)
-    sign = mark.sign if console.encoding.lower().startswith("utf") else mark.ascii
-    return Text(f"{'-' if against and step else ''}{text}{sign}")

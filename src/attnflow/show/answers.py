@@ -1,0 +1,285 @@
+"""What the terminal says of an explanation and of a generation: the sentence first, then strips."""
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from attnflow.analysis.explanation import Explanation
+from attnflow.analysis.generation import Generation
+from attnflow.analysis.prompt_attention import PromptAttention
+from attnflow.analysis.summaries import find_asides, format_percent, list_marked_words, name_word
+from attnflow.core.checks import check_positions
+from attnflow.core.comparison import Comparison
+from attnflow.core.requests import are_even
+from attnflow.core.results import TokenAttention, measure_spread
+from attnflow.core.sink_tokens import Sink
+from attnflow.core.text import is_common, show_token
+from attnflow.errors import printable
+from attnflow.show.strips import (
+    WIDEST_LABEL,
+    choose_style,
+    describe_doublings,
+    describe_shares,
+    find_doublings,
+    find_steps,
+    join_words,
+    print_strip,
+    print_wrapped,
+    speaks_unicode,
+)
+
+STANDING_OUT = 4  # words that are named for each generated token
+NAMED = 4  # tokens that are named among those that are not shaded
+
+
+# ---- an explanation -----------------------------------------------------------------------------
+
+
+def print_explanation(
+    console: Console,
+    explanation: Explanation,
+    *,
+    layer: int | None = None,
+    by_word: bool = False,
+    exclude: Collection[int] | None = None,
+    reference: str | None = None,
+) -> None:
+    """Print what it says in a sentence, then a strip per method and importance, and legends.
+
+    exclude: positions that are not shaded; if None, sinks, special tokens and the explained one.
+    reference: "even" or "others": shade by what was to be expected.
+    """
+    shown = explanation.graph.depth if layer is None else layer
+    asides: Collection[int] = find_asides(explanation)
+    if exclude is not None:
+        asides = check_positions(exclude, len(explanation.tokens), "exclude")
+    rows = {name: explanation.row(name, shown, by_word=by_word) for name in explanation.results}
+    names = [*rows, *explanation.importance]
+    indent = 2 + min(WIDEST_LABEL, max(map(len, names), default=0))
+    print_wrapped(console, printable(explanation.summary()), "bold")
+    token = show_token(explanation.tokens[explanation.position])
+    depth = explanation.graph.depth
+    where = f"layer {shown} of {depth}, position {explanation.position}, {token}"
+    print_wrapped(console, f"{where}, read:", "dim")
+    for name, row in rows.items():
+        compared = row.compared_with("even", exclude=asides)
+        said = describe_even(compared)
+        if reference == "others" and not said:
+            everyone = explanation.results[name]
+            if len(everyone.positions) < 2:
+                said = "no other position was computed: compare with even"
+            else:
+                others = everyone.compared_with("others", exclude=asides)
+                compared = others.select(explanation.position, shown)
+        if said:
+            words = [Text(word, style="dim") for word in said.split()]
+        else:
+            numbers = None if by_word else explanation.graphs[name].words
+            words = shade_row(console, row, compared, reference, numbers)
+        print_strip(console, label_strip(name), words, indent)
+    print_importance(console, explanation, by_word, indent)
+    if reference is not None:
+        console.print(describe_doublings(console, reference))
+    if reference is None or explanation.importance:
+        signed = any(importance.signed for importance in explanation.importance.values())
+        of_what = "" if reference is None else "importance, "
+        console.print(describe_shares(console, of_what, signed=signed))
+    said = describe_asides(explanation.tokens, explanation.sinks, asides)
+    if said:
+        print_wrapped(console, said, "dim")
+
+
+def shade_row(
+    console: Console,
+    row: TokenAttention,
+    compared: Comparison,
+    reference: str | None,
+    words: Sequence[int | None] | None,
+) -> list[Text]:
+    """The words of one row, shaded, and its strongest one with its number."""
+    if row.groups is not None:  # they are words
+        words = [None] * len(row.tokens)
+    if reference is None:
+        shares = compared.shares[0, 0]
+        steps = find_steps(shares)
+        best = int(shares.argmax())
+        number = format_value(float(row.values[0, 0, best]))
+    else:
+        steps = find_doublings(compared.scaled[0, 0])
+        best = int(compared.difference[0, 0].argmax())
+        number = format_times(console, float(compared.ratio[0, 0, best]))
+    joined = join_words(console, row.tokens, steps, words, compared=reference is not None)
+    if compared.shares.any():
+        joined.append(Text(f"| {show_token(row.tokens[best])} {number}", style="dim"))
+    return joined
+
+
+def print_importance(
+    console: Console, explanation: Explanation, by_word: bool, indent: int
+) -> None:
+    """Print the target of importance, and a strip for each."""
+    scored = explanation.word_importance if by_word else explanation.importance
+    for place, (name, importance) in enumerate(scored.items()):
+        if place == 0:
+            watched = f"{show_token(importance.target)} (probability {importance.probability:.3f})"
+            print_wrapped(console, f"what {watched} depends on:", "dim")
+        values = importance.values.copy()
+        marked = zip(explanation.tokens, explanation.special, strict=True)
+        special = {token for token, is_special in marked if is_special}
+        quiet = [token in special for token in importance.tokens]
+        values[quiet] = 0.0 if not all(quiet) else values[quiet]
+        best = int(np.abs(values).argmax())
+        words = [None] * len(values) if by_word else explanation.graph.words
+        joined = join_words(console, importance.tokens, find_steps(values), words)
+        number = format_value(float(values[best]))
+        strongest = f"| {show_token(importance.tokens[best])} {number}"
+        print_strip(console, label_strip(name), [*joined, Text(strongest, style="dim")], indent)
+
+
+def describe_even(compared: Comparison) -> str:
+    """Why the strip of a row is not informative; empty if it is."""
+    seen = compared.expected > 0  # [layer, query, key]
+    spread = measure_spread(compared.shares, seen)
+    if not are_even(spread, seen.sum(axis=-1)).all():
+        return ""
+    return f"hardly differs between tokens here (spread {spread[0, 0]:.2g}): it says nothing"
+
+
+def describe_asides(
+    tokens: Sequence[str],
+    sinks: Sequence[Sink],
+    asides: Collection[int],
+    what: str = "not shaded",
+    undo: str = "shades",
+) -> str:
+    """Which tokens are not shaded, and what sinks hold; empty if all are shaded."""
+    held = {sink.position: sink.share for sink in sinks}
+    told = [
+        f"{show_token(tokens[at])} ({format_percent(held[at])} of every row)"
+        for at in held
+        if at in asides
+    ]
+    rest = dict.fromkeys(show_token(tokens[at]) for at in sorted(asides) if at not in held)
+    told += list(rest)[:NAMED]
+    told += [f"{len(rest) - NAMED} more"] if len(rest) > NAMED else []
+    return f"{what}: {', '.join(told)}; --exclude none {undo} all" if told else ""
+
+
+# ---- a generation -------------------------------------------------------------------------------
+
+
+def print_story(
+    console: Console,
+    story: Generation,
+    result: PromptAttention,
+    *,
+    layer: int,
+    reference: str | None,
+    exclude: Collection[int] | None = None,
+    keep_common: bool = False,
+) -> None:
+    """Print what was generated, and for each token what of the prompt it read.
+
+    reference: "others" or "even", which words stand out against that; None: a strip of the prompt.
+    exclude: prompt tokens that do not count; if None, sinks and special tokens.
+    """
+    asides: Collection[int] = list_asides(story)
+    if exclude is not None:
+        asides = check_positions(exclude, story.size, "exclude")
+    print_wrapped(console, printable(story.summary()), "bold")
+    console.print(Text(printable(story.text, keep="\n")))
+    against = {"others": "against the others", "even": "against even attention", None: "by token"}
+    where = f"layer {layer} of {len(story.attention.weights)}"
+    print_wrapped(console, f"{result.method}, {where}, {against[reference]}:", "dim")
+    width = min(WIDEST_LABEL, max(len(show_token(token)) for token in result.generated))
+    sure = zip(result.generated, story.probabilities, strict=True)
+    labels = [Text(f"{show_token(token)[:width]:>{width}} ") for token, _ in sure]
+    for label, probability in zip(labels, story.probabilities, strict=True):
+        label.append(f"{probability:.2f}", style="dim")
+    if reference is None:
+        rows = shade_prompt(console, result, layer, asides, keep_common)
+        legend = describe_shares(console)
+    else:
+        compared = result.compared_with(reference, exclude=asides)
+        rows = name_standing(console, compared, layer, keep_common)
+        legend = Text("share of the row, and how many times what was to be expected", style="dim")
+    for label, words in zip(labels, rows, strict=True):
+        print_strip(console, label, words, width + 7)
+    console.print(legend)
+    said = describe_asides(story.prompt, story.sinks, asides, "left out", "counts")
+    if said:
+        print_wrapped(console, said, "dim")
+
+
+def list_asides(story: Generation) -> list[int]:
+    """The prompt tokens that do not count: sinks and special tokens."""
+    special = [place for place, token in enumerate(story.prompt) if token in story.special]
+    return special + [sink.position for sink in story.sinks if sink.position < story.size]
+
+
+def name_standing(
+    console: Console, compared: Comparison, layer: int, keep_common: bool
+) -> Iterator[list[Text]]:
+    """For each generated token, the words of the prompt that stand out, the largest first."""
+    words = [
+        word
+        for word in list_marked_words(compared.tokens, compared.excluded)
+        if keep_common or not is_common(word.name)
+    ]
+    for row in compared.positions:
+        if not words:
+            yield [Text("nothing", style="dim")]
+            continue
+        told = compared.select(row, layer).grouped(words)
+        steps = find_doublings(told.scaled[0, 0])
+        named = []
+        for key, _, _ in told.top(STANDING_OUT):
+            if steps[key] < 1:
+                continue
+            share = format_percent(float(told.shares[0, 0, key]))
+            times = format_times(console, float(told.ratio[0, 0, key]))
+            word = Text(name_word(told.tokens[key]), style=choose_style(console, steps[key]))
+            named.append(Text().append_text(word).append(f" {share} {times}", style="dim"))
+        for word in named[:-1]:
+            word.append(",", style="dim")
+        yield named or [Text("nothing stands out", style="dim")]
+
+
+def shade_prompt(
+    console: Console,
+    result: PromptAttention,
+    layer: int,
+    asides: Collection[int],
+    keep_common: bool,
+) -> Iterator[list[Text]]:
+    """For each generated token, the prompt, shaded."""
+    values = result.values[:, :, result.layers.index(layer)].copy()
+    quiet = [
+        at in asides or (not keep_common and is_common(token))
+        for at, token in enumerate(result.prompt)
+    ]
+    values[:, quiet] = 0.0
+    for row in values:
+        yield join_words(console, result.prompt, find_steps(row))
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def label_strip(name: str) -> Text:
+    """The name of a method or an importance before its strip."""
+    shown = printable(name).replace("_", " ")
+    return Text(shown if len(shown) <= WIDEST_LABEL else f"{shown[: WIDEST_LABEL - 1]}…")
+
+
+def format_value(value: float) -> str:
+    """A number beside a strip: three decimals, more where they would all be 0."""
+    return f"{value:.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def format_times(console: Console, ratio: float) -> str:
+    """How many times what was to be expected."""
+    sign = "×" if speaks_unicode(console) else "x"
+    return f"{sign}{ratio:.1f}" if np.isfinite(ratio) else "new"
