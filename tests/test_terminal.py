@@ -307,6 +307,16 @@ def test_tables_that_are_too_wide_are_cut_between_columns(width: int) -> None:
     assert len(tables) == (2 if width == 80 else 12)
 
 
+def test_every_part_of_a_table_names_its_rows() -> None:
+    header = ["method", "layer", *(f"a wide column {at}" for at in range(6))]
+    rows = [[name, layer, *["0.123"] * 6] for name in ("raw", "flow") for layer in "12"]
+    tables = cut_columns(header, rows, 80)
+    assert len(tables) == 2
+    for table in tables:
+        assert [str(column.header) for column in table.columns[:2]] == ["method", "layer"]
+    assert sum(len(table.columns) - 2 for table in tables) == 6
+
+
 def test_markdown_is_a_table_on_a_terminal_and_markdown_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
