@@ -205,8 +205,9 @@ def summarise_generation(generation: "Generation") -> str:
         above = by_word.difference[-1]  # [generated, word]
         token, word = np.unravel_index(int(above.argmax()), above.shape)
         standing = quote(show_token(generation.tokens[token]))
-        more = format_percent(above[token, word])
-        sentences.append(f"{standing} stands out: {names[word]} has {more} more than elsewhere.")
+        here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
+        both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
+        sentences.append(f"{standing} stands out: {names[word]} has {both}.")
     left = 1 - float(compared.excluded_share[-1].mean())
     if left < LITTLE:
         sentences.append(
