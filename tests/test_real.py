@@ -144,9 +144,11 @@ def test_generated_tokens_differ_in_what_stands_out(smollm2: Any) -> None:
     assert story.sinks[0].position == 0
     compared = story.first_result.compared_with("others", exclude=[0])
     tops = [compared.top(1, position=row)[0] for row in range(len(story.tokens))]
-    assert len({key for key, _, _ in tops}) >= len(story.tokens) / 2
+    different = len({key for key, _, _ in tops})
+    assert different >= len(set(story.tokens)) / 2  # the story repeats some of its tokens
     row = story.tokens.index("Ġbrother")
     assert "Ġbrother" in [token for _, token, _ in compared.top(3, position=row)]
     told = story.summary()
     assert "Marie " not in told.split("stands out")[0]
-    print(f"different top prompt tokens: {len({key for key, _, _ in tops})} of 20", file=sys.stderr)
+    said = f"{different} for {len(story.tokens)} tokens, {len(set(story.tokens))} of them different"
+    print(f"different top prompt tokens: {said}", file=sys.stderr)

@@ -174,7 +174,7 @@ def test_words_of_a_sentence_are_plain() -> None:
         f"“{'x' * 39}…”",
         "s",
     ]
-    assert name_word("\x1b[31m") == "x1b[31m"
+    assert name_word("\x1b[31m") == "“\\x1b[31m”"
     assert [format_percent(value) for value in (0.284, 1.0, 0.0, 0.004, 0.00012)] == [
         *("28 %", "100 %", "0 %", "0.4 %", "0.01 %")
     ]

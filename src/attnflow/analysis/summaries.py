@@ -239,7 +239,7 @@ def choose_named(shares: Floats) -> list[int]:
 def name_word(word: str) -> str:
     """A word inside a sentence: without marks around it, and quoted where nothing else is left."""
     shown = show_token(word)
-    inner = re.sub(r"^[^\w]+|[^\w]+$", "", shown) or shown
+    inner = re.sub(r"^[^\w\\]+|[^\w]+$", "", shown) or shown  # a backslash begins an escape
     inner = inner if len(inner) <= WIDTH else f"{inner[: WIDTH - 1]}…"
     return quote(inner)
 
