@@ -159,7 +159,7 @@ def test_a_generation_says_what_it_read_and_what_stands_out() -> None:
     assert f"They read mostly {story.prompt[top]} ({100 * mean[top]:.0f} %)" in told
     others = (shares.sum(axis=0) - shares) / 5
     token, word = np.unravel_index((shares - others).argmax(), shares.shape)
-    here, elsewhere = (format_percent(each[token, word]) for each in (shares, others))
+    here, elsewhere = (format_percent(float(each[token, word])) for each in (shares, others))
     expected = f"{story.tokens[token]} stands out: {story.prompt[word]} has {here}, {elsewhere}"
     assert expected in told
     one = af.generate(model, [7, 23, 41], max_new_tokens=1, eos_token_id=None)
