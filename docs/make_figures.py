@@ -42,7 +42,9 @@ def run_attnflow(*arguments: str) -> None:
 
 def draw_terminal() -> None:
     """Draw the demo, as the terminal shows it."""
-    console = Console(record=True, width=92, file=StringIO(), force_terminal=True)
+    console = Console(
+        record=True, width=80, file=StringIO(), force_terminal=True, color_system="truecolor"
+    )
     for text in DEMO:
         print_explanation(console, af.explain(text))
         console.print()

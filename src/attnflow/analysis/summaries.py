@@ -205,8 +205,9 @@ def summarise_generation(generation: "Generation") -> str:
         above = by_word.difference[-1]  # [generated, word]
         token, word = np.unravel_index(int(above.argmax()), above.shape)
         standing = quote(show_token(generation.tokens[token]))
-        more = format_percent(above[token, word])
-        sentences.append(f"{standing} stands out: {names[word]} has {more} more than elsewhere.")
+        here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
+        both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
+        sentences.append(f"{standing} stands out: {names[word]} has {both}.")
     left = 1 - float(compared.excluded_share[-1].mean())
     if left < LITTLE:
         sentences.append(
@@ -238,7 +239,7 @@ def choose_named(shares: Floats) -> list[int]:
 def name_word(word: str) -> str:
     """A word inside a sentence: without marks around it, and quoted where nothing else is left."""
     shown = show_token(word)
-    inner = re.sub(r"^[^\w]+|[^\w]+$", "", shown) or shown
+    inner = re.sub(r"^[^\w\\]+|[^\w]+$", "", shown) or shown  # a backslash begins an escape
     inner = inner if len(inner) <= WIDTH else f"{inner[: WIDTH - 1]}…"
     return quote(inner)
 

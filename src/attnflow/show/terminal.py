@@ -90,16 +90,22 @@ def split_cells(line: str) -> list[str]:
 
 
 def cut_columns(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Table]:
-    """A table as one, or as several below each other, each with the first column, that fit.
+    """A table as one, or as several below each other that fit.
 
-    Cells are not broken, unless a column alone is wider than there is room for it.
+    Each begins with the columns that tell the rows apart. Cells are not broken, unless a column
+    alone is wider than there is room for it.
     """
     columns = list(zip(header, *rows, strict=True))
     needs = [3 + max(map(cell_len, column)) for column in columns]  # with the space around it
-    parts: list[list[int]] = [[0]]
-    for place in range(1, len(columns)):
-        if len(parts[-1]) > 1 and sum(needs[at] for at in (*parts[-1], place)) > width:
-            parts.append([0])
+    naming = 1
+    while len({tuple(row[:naming]) for row in rows}) < len(rows) and naming < len(columns):
+        naming += 1
+    if sum(needs[:naming]) > width // 2:
+        naming = 1
+    parts = [list(range(naming))]
+    for place in range(naming, len(columns)):
+        if len(parts[-1]) > naming and sum(needs[at] for at in (*parts[-1], place)) > width:
+            parts.append(list(range(naming)))
         parts[-1].append(place)
     tables = []
     for part in parts:
