@@ -131,6 +131,9 @@ def test_boxes_have_the_colours_of_the_scores() -> None:
     compared = figures.text(FOUND, names=["rollout"], exclude=[0], compared_with="even")
     boxes = compared.artists["rollout"].get_facecolors()
     assert [to_hex(box) for box in boxes] == [choose_colour(share) for share in scaled]
+    assert "1: 8 times what was expected; underlined: below 0" in compared.to_latex()
+    both = figures.text(FOUND, names=["rollout", "blank_out"], compared_with="even").to_latex()
+    assert "1: 8 times what was expected, or the darkest importance" in both
 
 
 def test_colours_run_along_the_ramps_and_text_reads_on_them() -> None:
@@ -183,6 +186,14 @@ def test_a_row_that_says_nothing_stays_grey_and_says_so(tmp_path: Path) -> None:
     said = read_texts(drawn.save(tmp_path / "even.svg"))
     assert "hardly differs between tokens" in said
     assert "colorbox" not in drawn.to_latex()
+
+
+def test_long_tokens_stay_in_the_figure() -> None:
+    drawn = figures.text({"mine": (("W" * 300, "short", "m" * 300), [1.0, 0.5, 0.2])}, width=2.0)
+    drawn.figure.draw_without_rendering()
+    whole = drawn.figure.bbox.padded(1)
+    boxes = [text.get_window_extent() for text in drawn.axes[0].texts if text.get_text()]
+    assert all(whole.contains(*box.min) and whole.contains(*box.max) for box in boxes)
 
 
 def test_long_headings_stand_in_lines_of_their_own() -> None:

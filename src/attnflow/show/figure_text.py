@@ -41,7 +41,7 @@ SPACE, PADDING = 0.05, 0.018  # inches between words; and of a box beside its to
 MARGIN, LEGEND = 0.08, 0.6  # inches: beside the texts, below all
 GAP, HEADING = 0.1, 0.17  # inches: above a heading, and of each of its lines
 NARROWEST = 1.5  # inches of a figure
-LONGEST = 60  # characters of a token
+SHORTEST, LONGEST = 8, 60  # characters of a token that are shown, by the room there is
 LEAST = 0.02  # the share of a colour that can be told from white
 FAINT = "0.55"  # the ink of tokens that are not coloured
 
@@ -116,8 +116,8 @@ def text(
 
     >>> from attnflow import explain
     >>> drawn = text(explain("the key to the cabinets"), names=["rollout"], exclude="special")
-    >>> drawn.to_latex().splitlines()[4]
-    '\\colorbox[HTML]{BDD7EC}{\\strut the}'
+    >>> drawn.to_latex().splitlines()[5]
+    '\\colorbox[HTML]{99C7E0}{\\strut the}'
     """
     options: Any = {"names": names, "layer": layer, "by_word": False}
     rows = read_rows(scores, exclude=exclude, compared_with=compared_with, **options)
@@ -137,7 +137,7 @@ def text(
         artists[name] = draw_text(ax, wrap_pieces(each, room))
         draw_heading(ax, wrap_heading(*headings[name], room))
     signed = any(piece.share < 0 for each in pieces.values() for piece in each)
-    legend = describe_colours(signed=signed, is_compared=compared_with is not None)
+    legend = describe_colours(list(rows.values()), signed=signed)
     if own:
         add_legend(panels, width, legend, signed=signed)
     sources = describe_sources([scores])
@@ -184,11 +184,12 @@ def describe_row(row: ScoreRow) -> tuple[str, str]:
     return title, "; ".join([keep_together(first), *row.notes])
 
 
-def describe_colours(*, signed: bool, is_compared: bool) -> str:
-    """What the colours mean."""
-    label = "share of the darkest"
-    if is_compared:
-        label = "1: the darkest importance, or 8 times what was expected"
+def describe_colours(rows: Sequence[ScoreRow], *, signed: bool) -> str:
+    """What the colours of rows mean, some of which may be compared with what was expected."""
+    compared = [row.scaled is not None for row in rows]
+    label = "1: 8 times what was expected" if any(compared) else "share of the darkest"
+    if any(compared) and not all(compared):
+        label += ", or the darkest importance"
     return label + ("; underlined: below 0" if signed else "")
 
 
@@ -203,7 +204,8 @@ def wrap_heading(title: str, beside: str, width: float) -> list[tuple[str, str]]
 
 def wrap_pieces(pieces: Sequence[Piece], width: float) -> list[list[Placed]]:
     """Lines of at most so many inches; words are broken only if they are longer than a line."""
-    labels = label_tokens([piece.name for piece in pieces], LONGEST)
+    fitting = max(SHORTEST, int(72 * width / SIZE))  # characters as wide as their height
+    labels = label_tokens([piece.name for piece in pieces], min(LONGEST, fitting))
     known = {label: measure_text([label]) * SIZE / FONT for label in set(labels)}
     wide = [known[label] + sum(piece.padding) for piece, label in zip(pieces, labels, strict=True)]
     starts = [place for place, piece in enumerate(pieces) if piece.starts_word or not place]
