@@ -30,7 +30,7 @@ from attnflow.core.results import TokenAttention
 from attnflow.edges.building import refuse_residual
 from attnflow.edges.choosing import name_result, read_edges
 from attnflow.errors import CaptureError, OptionError
-from attnflow.models.inputs import are_many
+from attnflow.models.inputs import are_many, restore_picture
 from attnflow.models.loading import BUNDLED
 from attnflow.models.model import Model
 from attnflow.notices import collect_notices
@@ -190,6 +190,9 @@ def explain(
         notes=(*notes, *describe_results(results, reading.position)),
         functions=named,
         source=replace(shown.source, target=next((each.target for each in scored.values()), None)),
+        picture=None
+        if encoded.pixels is None
+        else restore_picture(encoded.pixels, model.image_processor),
     )
 
 

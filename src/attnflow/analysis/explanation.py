@@ -62,6 +62,9 @@ class Explanation(ArrayTable):
         The methods themselves, by name.
     source
         Where the numbers came from.
+    picture
+        The picture as a vision model saw it, [height, width] or [height, width, 3], from 0 to 1;
+        None for other inputs.
 
     >>> import attnflow as af
     >>> explanation = af.explain("the keys to the house", methods=["rollout"], importance=())
@@ -86,6 +89,7 @@ class Explanation(ArrayTable):
     notes: tuple[str, ...] = ()
     functions: dict[str, Method] = field(default_factory=dict)
     source: Source = field(default_factory=Source)
+    picture: Floats | None = None
 
     @property
     def attention(self) -> Attention:
@@ -247,7 +251,11 @@ class Explanation(ArrayTable):
                 yield name, None, *here, key, self.tokens[key], value
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the interactive page, heat maps, or numbers.
+        """Write the interactive page, a picture, or numbers.
+
+        A picture has a heat map for every method, or for an image its patches; each layer has its
+        own scale. Special tokens and sinks, which would outshine the words, are not coloured, and
+        it says their shares.
 
         Parameters
         ----------
@@ -258,7 +266,9 @@ class Explanation(ArrayTable):
             return super().save(path)
         from attnflow.show import figures
 
-        return figures.compare_heatmaps(self).save(path)
+        if self.picture is not None:
+            return figures.compare_overlays(self, scale="row").save(path)
+        return figures.compare_heatmaps(self, exclude=["special", "sinks"], scale="row").save(path)
 
     def _writers(self) -> dict[str, Writer]:
         return {".html": self._write_page, **super()._writers()}

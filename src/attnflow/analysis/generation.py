@@ -290,23 +290,32 @@ class Generation:
     ) -> Path:
         """Write the interactive page, or a picture of the top layer.
 
-        The numbers are written by what `by`, `raw`, `rollout` and `flow` return.
+        A picture has a map for each kind of edges: of rollout, or of the methods that are named.
+        Each generated token has its own scale. Special tokens and sinks, which would outshine the
+        words, are not coloured, and it says their shares. The numbers are written by what `by`,
+        `raw`, `rollout` and `flow` return.
 
         Parameters
         ----------
         path
             The file; its ending says which: .html; .png, .svg, .pdf.
         methods, edges
-            What the page shows, as for `plan`; a picture shows the first.
+            What is shown, as for `plan`.
         """
         plan = self.plan(methods, edges)
         if check_ending(path, [".html", *PICTURES]) in PICTURES:
             from attnflow.show import figures
 
-            chosen, functions = next(iter(plan.items()))
-            if methods is None:  # rollout, unless something else comes first
-                functions = {"rollout": functions["rollout"]}
-            return figures.generation(self.by(functions, edges=chosen)).save(path)
+            results = []
+            for kind, functions in plan.items():
+                # where none is named, rollout stands for all of a kind
+                named = functions if methods is not None else {"rollout": functions["rollout"]}
+                results += [self.by({name: named[name]}, edges=kind) for name in named]
+            taking = [sink.position for sink in self.sinks if sink.position < self.size]
+            quiet: list[int | str] | str = (
+                ["special", *taking] if len(taking) < self.size else "special"
+            )
+            return figures.compare_generations(results, exclude=quiet, scale="row").save(path)
         from attnflow.show.page import generation_page
 
         page = generation_page(self, None if methods is None and edges is None else plan)

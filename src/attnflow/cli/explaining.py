@@ -121,10 +121,12 @@ def generate_command(
             "a page shows every method and layer, not normalised; leave --method, --layer,"
             " --residual, --without, --graph, --normalize out"
         )
+    is_picture = out is not None and out.suffix.lower() in PICTURES
+    shows_all = is_page or (is_picture and plain and method is None)
     make = None if graph is None else import_own(graph, "graph")
     taken_out = read_numbers(without, "--without")
     kinds = read_edge_names(edges)
-    if kinds is not None and len(kinds) > 1 and not is_page:
+    if kinds is not None and len(kinds) > 1 and not shows_all:
         raise OptionError(
             f"one kind of edges is shown at a time; got {', '.join(kinds)}: give one, or --out with"
             " a page, which shows all"
@@ -148,10 +150,13 @@ def generate_command(
         reference = "even"  # there are no others
     if layer is not None and layer not in result.layers:
         raise OptionError(f"layer must be from 1 to {len(result.layers)}; got {layer}")
-    if out is not None and out.suffix.lower() in PICTURES:
+    if out is not None and is_picture:
         from attnflow.show import figures
 
-        figures.generation(result, layer).save(out)
+        if shows_all:
+            story.save(out)
+        else:
+            figures.generation(result, layer).save(out)
     elif out is not None:
         show_page((story if is_page else result).save(out), open_it)
     else:
