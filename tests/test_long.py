@@ -114,6 +114,92 @@ def test_rows_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatc
         assert np.abs(whole - pieces).max() < 1e-6
 
 
+OWN = af.edge_weight("squares", lambda mix: mix.attention.pow(2), residual="mixed")
+
+
+@pytest.mark.parametrize("edges", ["norm", "contribution", "effective", OWN])
+@pytest.mark.parametrize("family", STACKS)
+def test_rows_on_edges_equal_the_rollout_of_their_graph(
+    family: str, edges: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = af.Model(build(family)), example(family)
+    if not model.probe.interface:
+        with pytest.raises(af.CaptureError, match="attends outside of transformers' attention"):
+            af.rollout_rows(model, given, edges=edges, positions=[-1])
+        return
+    graph = af.attention_graph(model, given, edges=edges)
+    asked: dict[str, Any] = {"layers": [3, 1, 2], "positions": [5, -1, 2]}
+    for scores in (2**24, 100):  # all queries in one block, and one query in each
+        monkeypatch.setattr(sys.modules["attnflow.edges.blocks"], "BLOCK_WEIGHTS", scores)
+        for expected, rows in (
+            (af.rollout(graph, **asked), af.rollout_rows(model, given, edges=edges, **asked)),
+            (af.raw(graph, **asked), af.raw_rows(model, given, edges=edges, **asked)),
+        ):
+            assert np.abs(rows.values - expected.values).max() < SAME
+            for name in ("layers", "positions", "bottom", "tokens", "queries", "edges", "method"):
+                assert getattr(rows, name) == getattr(expected, name), name
+            assert rows.source is not None
+            assert expected.source is not None
+            assert rows.source.edges == expected.source.edges
+            assert rows.lost is None
+
+
+@pytest.mark.parametrize("edges", ["attention", "contribution"])
+def test_what_is_skipped_is_counted_and_bounds_the_difference(edges: str) -> None:
+    model = af.Model(build("llama"))
+    ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+    asked: dict[str, Any] = {"edges": edges, "positions": [-1, 20], "layers": [1, 2, 3]}
+    whole = af.rollout_rows(model, ids, **asked)
+    before = 0.0
+    for skip in (0.01, 0.1, 0.5):
+        rows = af.rollout_rows(model, ids, skip=skip, **asked)
+        assert rows.lost is not None
+        assert rows.lost.shape == (3, 2)
+        assert rows.lost.max() <= skip
+        assert rows.lost.max() >= before
+        before = float(rows.lost.max())
+        apart = np.abs(rows.values - whole.values).sum(axis=-1)
+        assert (apart <= 2 * rows.lost / (1 - rows.lost) + 1e-5).all()
+        assert np.abs(rows.values.sum(axis=-1) - 1).max() < 1e-12
+        assert rows.select(20, 3).lost is not None
+    assert before > 0
+
+
+BAD_EDGES: list[tuple[dict[str, Any], str]] = [
+    ({"edges": "gradient"}, "rows cannot be had on edges 'gradient': .* use 'attention', 'norm'"),
+    ({"edges": "value_zeroing"}, "rows cannot be had on edges 'value_zeroing': they need each"),
+    ({"edges": ["norm", "attention"]}, "rows are on one kind of edges; got norm, attention"),
+    ({"edges": "norms"}, "unknown edges 'norms'; choose from attention"),
+    ({"edges": "norm", "without": [0]}, r"are of attention; got edges 'norm' and without=\[0\]"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_EDGES)
+def test_edges_that_rows_cannot_have_get_one_clear_line(
+    options: dict[str, Any], message: str
+) -> None:
+    for function in (af.rollout_rows, af.raw_rows):
+        with pytest.raises(af.OptionError, match=message) as error:
+            function(build("llama"), IDS, positions=[-1], **options)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"residual": 0.5}, "hold the residual inside"),
+        ({"normalize": "receptive_field"}, "got edges 'norm' and normalize='receptive_field'"),
+        ({"skip": 1.0}, "skip must be a number from 0 up to but not including 1; got 1.0"),
+        ({"skip": "little"}, "skip must be a number from 0"),
+    ],
+)
+def test_options_that_edges_cannot_have_get_one_clear_line(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(af.OptionError, match=message):
+        af.rollout_rows(build("llama"), IDS, positions=[-1], edges="norm", **options)
+
+
 def test_the_top_layer_is_the_default_and_several_inputs_give_a_list() -> None:
     model = build("llama")
     rows = af.rollout_rows(model, IDS, positions=[-1])
@@ -129,7 +215,8 @@ def test_the_top_layer_is_the_default_and_several_inputs_give_a_list() -> None:
             assert np.array_equal(each.values, alone.values)
 
 
-def test_no_matrix_is_ever_in_memory() -> None:
+@pytest.mark.parametrize("edges", ["attention", "norm", "contribution"])
+def test_no_matrix_is_ever_in_memory(edges: str) -> None:
     """The largest tensor that is made while rows travel, 600 positions long, is no 600 x 600."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -147,13 +234,17 @@ def test_no_matrix_is_ever_in_memory() -> None:
     config = text(t.LlamaConfig, max_position_embeddings=1000, num_key_value_heads=2)()
     model = af.Model(t.LlamaForCausalLM._from_config(config).eval())
     ids = torch.randint(0, 60, (600,)).tolist()
-    _ = model.probe
+    asked: dict[str, Any] = {"positions": range(-8, 0), "edges": edges}
+    af.rollout_rows(model, ids[:4], positions=[-1], edges=edges)  # so that it has been traced
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
         patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_SCORES", 10_000)
         patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_QUERIES", 5)
-        rows = af.rollout_rows(model, ids, positions=range(-8, 0))
-    assert 0 < watch.largest < 600 * 600 / 5
-    expected = af.rollout(af.capture(model, ids), layers=[3], positions=range(-8, 0))
+        patch.setattr(sys.modules["attnflow.edges.blocks"], "BLOCK_WEIGHTS", 10_000)
+        rows = af.rollout_rows(model, ids, **asked)
+    # the vectors of all heads, which are linear in the length, are [4, 600, 32]
+    assert 0 < watch.largest <= max(600 * 600 / 5, 4 * 600 * 32)
+    graph = af.attention_graph(model, ids, edges=edges)
+    expected = af.rollout(graph, layers=[3], positions=range(-8, 0))
     assert np.abs(rows.values - expected.values).max() < SAME
 
 
