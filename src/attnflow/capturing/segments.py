@@ -112,7 +112,7 @@ def rollout_segments(
         if asked is None:
             asked = sorted(set(range(size)) - set(check_removed(without, size)))
         request = RowRequest.read(model, prompt.encoded, "rollout", asked, layers, **options)
-        results.append(roll_segments(request, prompt, own, unit))
+        results.append(roll_segments(request, prompt, own, unit)[0])
     return results if many else results[0]
 
 
@@ -127,15 +127,21 @@ def check_each(segments: Any, count: int) -> list[Segments]:
 
 
 def roll_segments(
-    request: RowRequest, prompt: Prompt, segments: Segments, unit: str
-) -> TokenAttention:
-    """The shares of the segments of one input."""
+    request: RowRequest,
+    prompt: Prompt,
+    segments: Segments,
+    unit: str,
+    *,
+    logits_at: int | None = None,
+) -> tuple[TokenAttention, Any]:
+    """The shares of the segments of one input; and what the model gave, as `run_layers` does."""
     groups = read_segments(prompt, segments, unit, request.removed)
     layers = len(request.layers or ()) or request.model.depth or 1
     check_room(layers, len(request.positions), len(groups))
     parts = []
     for start in range(0, len(groups), COLUMNS):
-        found, windows = carry_segments(request, groups[start : start + COLUMNS])
+        some = groups[start : start + COLUMNS]
+        found, windows, output = carry_segments(request, some, logits_at)
         parts.append(found)
     asked = request.layers
     tops = tuple(parts[0]) if asked is None else check_depth(asked, len(windows))
@@ -145,13 +151,13 @@ def roll_segments(
         field = measure_field(request, groups, tops, windows)
     names = tuple(group.name for group in groups)
     more: dict[str, Any] = {"tokens": names, "words": None, "groups": groups}
-    return request.answer(values, tops, windows, field=field, **more)
+    return request.answer(values, tops, windows, field=field, **more), output
 
 
 def carry_segments(
-    request: RowRequest, groups: Sequence[Group]
-) -> tuple[dict[int, npt.NDArray[np.float64]], list[int | None]]:
-    """[position, group] by layer, in one forward pass; the windows of all layers."""
+    request: RowRequest, groups: Sequence[Group], logits_at: int | None
+) -> tuple[dict[int, npt.NDArray[np.float64]], list[int | None], Any]:
+    """[position, group] by layer, in one forward pass; the windows of all layers; its output."""
     columns = start_columns(request, groups)
     found: dict[int, npt.NDArray[np.float64]] = {}
     windows: list[int | None] = []
@@ -168,8 +174,8 @@ def carry_segments(
                 found[number] = pick_rows(request, columns)
             tick(number, request.model.depth or number)
 
-        run_layers(request.model, request.encoded, carry)
-    return found, windows
+        output = run_layers(request.model, request.encoded, carry, logits_at=logits_at)
+    return found, windows, output
 
 
 def start_columns(request: RowRequest, groups: Sequence[Group]) -> "torch.Tensor":

@@ -207,11 +207,16 @@ class RowJob:
 
 
 def read_rows(
-    model: Model, encoded: Encoded, jobs: Sequence[RowJob], *, logits_at: int | None = None
+    model: Model,
+    encoded: Encoded,
+    jobs: Sequence[RowJob],
+    *,
+    logits_at: int | None = None,
+    known: Sequence[Recomputed] | None = None,
 ) -> tuple[list[TokenAttention], Any]:
     """The rows of all jobs, in their order, in one forward pass; and what the model gave.
 
-    logits_at: as in `run_layers`.
+    logits_at: as in `run_layers`. known: the layers of attention, where the model has run before.
     """
     shelf, reader = Shelf(model.depth or 1), ModuleReader(model.model)
     kept: list[Recomputed | Held | MixedLayer] = []
@@ -231,11 +236,16 @@ def read_rows(
         for job, rows in raws.items():
             rows.see(number, choose_layer(layer, job.weight))
         if any(job.request.reaches(number) for job in rolled):
-            kept.append(layer.keep(shelf))
+            kept.append(layer.keep(shelf) if known is None else layer)
 
-    on_attention = all(job.weight.name == "attention" for job in jobs)
-    run = run_layers if on_attention else run_mixes
-    output = run(model, encoded, take, logits_at=logits_at)
+    output = None
+    if known is not None:
+        for number, layer in enumerate(known, start=1):
+            take(number, layer)
+    else:
+        on_attention = all(job.weight.name == "attention" for job in jobs)
+        run = run_layers if on_attention else run_mixes
+        output = run(model, encoded, take, logits_at=logits_at)
     results = {job: rows.answer(windows) for job, rows in raws.items()}
     for job in rolled:
         layers = [choose_layer(layer, job.weight) for layer in kept]
@@ -259,13 +269,17 @@ class RawRows:
             self.found.clear()  # the top layer comes last
         if not self.request.wants(number):
             return
+        self.found[number] = self.weigh(layer)
+
+    def weigh(self, layer: LayerAttention) -> npt.NDArray[np.float64]:
+        """[position, key]: the rows asked for of one layer, in ascending order."""
         rows = np.zeros((len(self.ascending), len(self.request.encoded.tokens)))
         done = 0
         for block in self.request.carrier.take_blocks(layer, self.ascending):
             end = done + len(block.weights)
             rows[done:end, : block.keys] = block.weights.cpu().numpy()
             done = end
-        self.found[number] = rows
+        return rows
 
     def answer(self, windows: Sequence[int | None]) -> TokenAttention:
         """The rows, named."""
@@ -273,7 +287,11 @@ class RawRows:
         tops = tuple(self.found) if asked is None else check_depth(asked, len(windows))
         places = np.searchsorted(self.ascending.numpy(), self.request.positions)
         values = np.stack([self.found[layer][places] for layer in tops])
-        return self.request.answer(values, tops, windows)
+        field = None
+        if self.request.normalize == "receptive_field":
+            even = [self.request.make_even(windows[layer - 1]) for layer in tops]
+            field = np.stack([self.weigh(layer)[places] for layer in even])
+        return self.request.answer(values, tops, windows, field=field)
 
 
 def roll_rows(
