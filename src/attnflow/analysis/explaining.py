@@ -177,7 +177,11 @@ def explain(
     ):
         prompt = read_prompt(model, value, truncation, places=True)
         rows: dict[str, Any] = {"residual": residual, "without": without, "normalize": normalize}
-        return explain_long(model, value, prompt, position, plan, weights, rows)
+        found = explain_long(model, value, prompt, position, plan, weights, rows)
+        if importance is not None or not model.predicts:
+            return found
+        lack = f"importance is left out above {ROWS_ABOVE:,} tokens, unless it is named"
+        return replace(found, notes=(*found.notes, lack))
     if methods is None and edges is None and not of_attention:
         first = plan_first(*choose_first(model))
         try:
@@ -225,7 +229,7 @@ def explain(
         picture=None
         if encoded.pixels is None
         else restore_picture(encoded.pixels, model.image_processor),
-        segments=find_segments(prompt, without) if prompt.turns else (),
+        segments=find_segments(prompt, shown.removed) if prompt.turns else (),
     )
 
 
@@ -243,9 +247,8 @@ def explain_long(
     place = model.locate(encoded, position)
     rows, lacks = plan_rows(plan)
     results, prediction = explain_position(model, encoded, place, rows, weights, **options)
-    if model.predicts:
-        lacks = (*lacks, f"importance is left out above {ROWS_ABOVE:,} tokens: name it to have it")
-    source = next((each.source for each in results.values() if each.source is not None), Source())
+    first = next(iter(results.values()), None)
+    source = Source() if first is None or first.source is None else first.source
     return Explanation(
         text=prompt.text if prompt.turns else value,
         model=model.name,
@@ -265,7 +268,7 @@ def explain_long(
             for name, method in methods.items()
         },
         source=replace(source, method=None),
-        segments=find_segments(prompt, options["without"]),
+        segments=find_segments(prompt, () if first is None else first.removed),
     )
 
 
