@@ -96,6 +96,7 @@ def test_a_method_that_says_nothing_is_named_and_another_one_is_read() -> None:
     assert found.summary().startswith("Position 0 read mostly position 5 (")
     assert found.summary().endswith("Raw and flow say nothing here.")
     own = {"raw": found.raw, "mine": found.rollout}
+    assert found.graph is not None
     only = replace(found, results=own, graphs=dict.fromkeys(own, found.graph))
     assert only.first == "raw"
     assert only.summary().startswith("By mine position 0 read mostly position 5 (")

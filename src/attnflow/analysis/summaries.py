@@ -97,7 +97,7 @@ def summarise_explanation(explanation: "Explanation") -> str:
 
 def tell_reading(explanation: "Explanation", name: str) -> Iterator[str]:
     """What the explained position read by one result, and what blanking it costs."""
-    words = explanation.graphs[name].words
+    words = explanation.results[name].words
     by_word = words is not None and any(word is not None for word in words)
     row = explanation.row(name, by_word=by_word)
     compared = row.compared_with("even", exclude=find_asides(explanation))
@@ -155,7 +155,7 @@ def name_keys(explanation: "Explanation", row: TokenAttention) -> list[str]:
             "the patch in row {}, column {}".format(*match.groups()) if match else show_token(token)
             for token, match in zip(row.tokens, found, strict=True)
         ]
-    if explanation.graph.tokens is None:
+    if explanation.graph is not None and explanation.graph.tokens is None:
         return [f"position {token}" for token in row.tokens]
     return [name_word(token) for token in row.tokens]
 

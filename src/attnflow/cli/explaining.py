@@ -9,7 +9,6 @@ from rich.console import Console
 
 from attnflow.analysis.explaining import describe_row, explain
 from attnflow.analysis.generating import generate
-from attnflow.analysis.importance import IMPORTANCES
 from attnflow.capturing.assembly import capture
 from attnflow.cli.options import (
     OWN,
@@ -232,7 +231,7 @@ def explain_command(
         model=model,
         methods=None if methods is None else read_functions(methods, "method"),
         edges=read_edge_names(edges),
-        importance=tuple(IMPORTANCES) if watched else (),
+        importance=None if watched else (),
         position=position,
         target=target,
         residual=residual,
@@ -242,7 +241,7 @@ def explain_command(
         truncation=truncation,
         heads=None if heads else "mean",
     )
-    if out is not None:
+    if out is not None or explanation.graph is None:
         for note in explanation.notes:
             print_note(note)
     elif layer != 1:
@@ -251,7 +250,7 @@ def explain_command(
                 print_note(note)
     if out is not None and out.suffix.lower() in PICTURES and (importance or target is not None):
         print_note("a picture shows token attention alone; importance is in pages and numbers")
-    if importance and not explanation.importance:
+    if importance and not explanation.importance and explanation.graph is not None:
         print_note(
             f"there is no importance: {explanation.model} predicts nothing that it could watch"
         )

@@ -24,6 +24,7 @@ from attnflow.core.attention import Attention
 from attnflow.core.custom import Method
 from attnflow.core.files import dump_json
 from attnflow.core.graph import AttentionGraph
+from attnflow.core.groups import Group
 from attnflow.core.methods import raw, rollout
 from attnflow.core.requests import MOSTLY, are_even
 from attnflow.core.results import TokenAttention
@@ -98,17 +99,20 @@ def explanation_page(explanation: Explanation) -> str:
     """
     graph = explanation.graph
     graphs = list({id(network): network for network in explanation.graphs.values()}.values())
-    packed, notes = pack_graphs(explanation.captured, graphs or [graph])
+    packed: Data = {}
+    notes = list(explanation.notes)
+    if graph is not None:
+        packed, notes = pack_graphs(explanation.captured, graphs or [graph])
     methods = [
         describe_result(
             name,
             result,
             explanation.position,
             explanation.functions.get(name),
-            explanation.graphs[name],
+            explanation.graphs.get(name),
             packed,
         )
-        | {"graph": graphs.index(explanation.graphs[name])}
+        | {"graph": graphs.index(explanation.graphs[name]) if graphs else None}
         for name, result in explanation.results.items()
     ]
     normalize = next((result.normalize for result in explanation.results.values()), None)
@@ -135,7 +139,8 @@ def explanation_page(explanation: Explanation) -> str:
         "notes": notes,
         "source": str(explanation.source),
         **packed,
-        **describe_tokens(explanation.tokens, explanation.special, graph),
+        **describe_tokens(explanation.tokens, explanation.special),
+        **(describe_graph(graph) if graph is not None else describe_rows(explanation)),
     }
     return fill_template(data)
 
@@ -152,16 +157,17 @@ def generation_page(generation: Generation, plan: Plan | None = None) -> str:
     '<!doctype html>'
     """
     asked, plan = plan is not None, generation.plan() if plan is None else plan
-    on_attention = generation.attention.graph()
+    on_attention = None if generation.captured is None else generation.attention.graph()
     # edges that watch a token have a graph per token: their paths are not drawn
-    graphs = [generation.graphs.get(edges, on_attention) for edges in plan]
-    packed, notes = pack_graphs(generation.attention, graphs)
+    graphs = [generation.graphs.get(edges, on_attention) for edges in plan if on_attention]
+    packed, notes = pack_graphs(generation.captured, graphs) if graphs else ({}, [])
     notes = [*generation.notes, *notes]
     shown = []
     for place, (edges, functions) in enumerate(plan.items()):
         for method, function in functions.items():
             name = name_result(edges, method)
-            long = on_attention.size > LONG and function not in COMPUTED
+            size = len(generation.prompt) + len(generation.tokens) - 1
+            long = size > LONG and function not in COMPUTED
             if long and not asked:
                 notes.append(
                     f"{describe_name(name)['title']} is left out of this page above {LONG} tokens;"
@@ -173,8 +179,9 @@ def generation_page(generation: Generation, plan: Plan | None = None) -> str:
             computed = COMPUTED.get(function) if "graphs" in packed else None
             if edges != "attention":
                 computed = None
-            facts = {"computed": computed, "graph": place}
+            facts = {"computed": computed, "graph": place if graphs else None}
             shown.append(describe_prompt_attention(result, generation) | facts)
+            last = result
     tokens = (*generation.prompt, *generation.tokens)
     data: Data = {
         "kind": "generation",
@@ -187,9 +194,10 @@ def generation_page(generation: Generation, plan: Plan | None = None) -> str:
         "first": choose_first_name(shown),
         "importance": [],
         "notes": notes,
-        "source": str(graphs[0].source),
+        "source": str(graphs[0].source if graphs else last.source),
         **packed,
-        **describe_tokens(tokens, [token in generation.special for token in tokens], on_attention),
+        **describe_tokens(tokens, [token in generation.special for token in tokens]),
+        **describe_generated(generation, on_attention, last),
     }
     return fill_template(data)
 
@@ -238,13 +246,14 @@ def describe_result(
     result: TokenAttention,
     position: int,
     function: Method | None,
-    graph: AttentionGraph,
+    graph: AttentionGraph | None,
     packed: Mapping[str, Any],
 ) -> Data:
     """One method of an explanation for JSON: its name, and rows that the page cannot compute."""
     data: Data = {"name": name, **describe_name(name)}
     kind = COMPUTED.get(function) if function is not None else None
-    if kind is not None and "graphs" in packed and graph.residual is not None:
+    computed = "graphs" in packed and graph is not None and graph.residual is not None
+    if kind is not None and computed:
         return data | {"computed": kind}
     many = 2 * result.values.size > ROW_BYTES or (kind is not None and "graphs" not in packed)
     place = result.positions.index(position)
@@ -345,22 +354,64 @@ def pack_graph(graph: AttentionGraph) -> Data:
     }
 
 
-def describe_tokens(tokens: Iterable[str], special: Iterable[bool], graph: AttentionGraph) -> Data:
-    """Tokens and layers for JSON."""
+def describe_tokens(tokens: Iterable[str], special: Iterable[bool]) -> Data:
+    """Tokens for JSON."""
     names = list(tokens)
     return {
         "tokens": names,
         "names": [show_token(token) for token in names],
         "special": [int(mark) for mark in special],
         "common": [int(is_common(token)) for token in names],
+        "colours": COLOURS,
+    }
+
+
+def describe_graph(graph: AttentionGraph) -> Data:
+    """Layers for JSON."""
+    return {
         "removed": list(graph.removed),
         "depth": graph.depth,
         "size": graph.size,
         "causal": graph.causal,
         "window": list(graph.window),
         "layers": None if graph.layer_names is None else list(graph.layer_names),
-        "colours": COLOURS,
     }
+
+
+def describe_rows(explanation: Explanation) -> Data:
+    """The same for an explanation that has rows and no graph."""
+    first = next(iter(explanation.results.values()), None)
+    return {
+        "removed": [] if first is None else list(first.removed),
+        "depth": explanation.depth,
+        "size": len(explanation.tokens),
+        "causal": first is not None and first.causal,
+        "window": [None] * explanation.depth if first is None else list(first.window or ()),
+        "layers": None,
+        "segments": describe_segments(explanation.segments),
+    }
+
+
+def describe_generated(
+    generation: Generation, graph: AttentionGraph | None, result: PromptAttention
+) -> Data:
+    """The same for a generation, which may have rows and no graph."""
+    if graph is not None:
+        return describe_graph(graph)
+    return {
+        "removed": [],
+        "depth": len(result.layers),
+        "size": len(generation.prompt) + len(generation.tokens) - 1,
+        "causal": True,
+        "window": [None] * len(result.layers),
+        "layers": None,
+        "segments": describe_segments(generation.segments),
+    }
+
+
+def describe_segments(segments: Iterable[Group]) -> list[Data]:
+    """Turns or sentences for JSON: one bar each."""
+    return [{"name": printable(group.name), "positions": group.positions} for group in segments]
 
 
 # ---- the file -----------------------------------------------------------------------------------
