@@ -278,6 +278,37 @@ def test_targets_of_language_models_are_tokens() -> None:
     )
 
 
+def spaced_tokenizer() -> Any:
+    """Byte-level, as GPT-2's is: a space alone is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = {letter: place for place, letter in enumerate("Ġabcdefgh")}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model: af.blank_out(model, "a b", ""),
+        lambda model: af.input_gradient(model, "a b", [""]),
+        lambda model: af.faithfulness(model, "a b", [1.0, 0.0, 0.0], target=""),
+        lambda model: af.attention_graph(model, "a b", edges="gradient", target=""),
+        lambda model: af.attention_graph(model, "a b", edges="gradient", target=("a", "")),
+        lambda model: af.explain("a b", model=model, target=""),
+        lambda model: af.evaluate(model, [("a b", "")]),
+    ],
+)
+def test_no_text_is_no_target(ask: Any) -> None:
+    model = af.Model(build("llama"), spaced_tokenizer())
+    assert model.target(" ") == 0  # a space is a token; nothing is none
+    with pytest.raises(af.OptionError, match="unknown target ''; it must be one token"):
+        ask(model)
+
+
 def one_class() -> af.Model:
     from transformers import BertConfig, BertForSequenceClassification
 

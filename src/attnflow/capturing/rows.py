@@ -332,7 +332,9 @@ def name_rows(
     if field is not None:
         np.divide(values, field, out=values, where=field > 0)
     values /= values.sum(axis=-1, keepdims=True)
-    source = replace(find_source(model), method=method, edges="attention", residual=residual)
+    source = replace(
+        find_source(model), method=method, edges="attention", residual=residual, heads="mean"
+    )
     known: dict[str, Any] = {"tokens": encoded.tokens, "words": encoded.words, **more}
     return TokenAttention(
         values=values,

@@ -155,8 +155,8 @@ def find_label(labels: dict[int, str], target: str) -> list[int]:
 
 def find_token(model: "Model", target: str) -> list[int]:
     """The id of a token by its name, or of a word as it stands in a text; empty if none fits."""
-    if model.task not in LANGUAGE or model.tokenizer is None:
-        return []
+    if model.task not in LANGUAGE or model.tokenizer is None or not target:
+        return []  # no text is no token, though a tokenizer may make one of the space before it
     vocabulary = model.tokenizer.get_vocab()
     if target in vocabulary:
         return [int(vocabulary[target])]
