@@ -278,6 +278,21 @@ def test_targets_of_language_models_are_tokens() -> None:
     )
 
 
+def test_logits_are_computed_where_they_are_read_alone() -> None:
+    model = af.Model(build("llama"), word_tokenizer())
+    texts = [[5, 6, 7, 8], [9, 10], [5, 6, 7]]
+    encoded = [model.encode(ids) for ids in texts]
+    with torch.no_grad():
+        whole = [model.model(torch.tensor([ids])).logits[0, -1] for ids in texts]
+        shapes = []
+        head = model.model.lm_head
+        hook = head.register_forward_hook(lambda _, given, out: shapes.append(given[0].shape[:2]))
+        found = model.logits(model.batch(encoded), [3, 1, 2])
+        hook.remove()
+    assert shapes == [(3, 3)]  # of sequences and places, and not of 4 positions
+    np.testing.assert_allclose(found, torch.stack(whole), atol=1e-5)
+
+
 def spaced_tokenizer() -> Any:
     """Byte-level, as GPT-2's is: a space alone is a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
