@@ -80,8 +80,8 @@ def draw_panel(ax: Any, panel: Mapping[str, Any]) -> dict[str, Any]:
         if (panel["yardstick"], name) != (SPEARMAN, BEST):  # nothing is near 1 there
             at = rows[name]["mean"]
             handles[name] = ax.axvline(at, color="0.35", ls=line, lw=0.9, zorder=0)
-    for line in range(1, len(ALL_EDGES) + len(OTHERS)):
-        ax.axhline(line - 0.5, color="0.9", lw=0.5, zorder=0)
+    for place in range(1, len(ALL_EDGES) + len(OTHERS)):
+        ax.axhline(place - 0.5, color="0.9", lw=0.5, zorder=0)
     ax.axhline(len(ALL_EDGES) - 0.5, color="0.4", lw=0.6, zorder=0)
     ax.tick_params(axis="y", length=0)
     for side in ("top", "right"):

@@ -343,7 +343,9 @@ def test_results_know_how_heads_were_fused(bundled: af.Model) -> None:
     assert heads == {"rollout": "max", "norm rollout": None}
     assert af.rollout_rows(bundled, TEXT, positions=[0]).source.heads == "mean"  # type: ignore[union-attr]
     story = af.generate(build("llama"), [5, 6, 7], max_new_tokens=2, heads="max")
-    assert story.rollout().source.heads == "max"
+    told = story.rollout().source
+    assert told is not None
+    assert told.heads == "max"
 
 
 @pytest.mark.parametrize("edges", [3, b"norm", None])

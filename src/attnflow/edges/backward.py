@@ -65,10 +65,10 @@ def find_gradients(
         save_memory(model, len(inputs) * max(len(encoded.tokens) for encoded in inputs)),
         intercepting(listen),
     ):
-        arguments, places = keep_logits(model, read_arguments(model, inputs), places)
+        arguments, kept = keep_logits(model, read_arguments(model, inputs), places)
         output = model.model(**arguments_of(arguments))
         goes_on = False
-        logits = model.read_logits(output, places)  # [sequence, class]
+        logits = model.read_logits(output, kept)  # [sequence, class]
         watched, names = watch_target(model, logits, target, target_of)
         return list(torch.autograd.grad(watched.sum(), outputs)), names
 
