@@ -55,17 +55,17 @@ class Setting:
 
 SETTINGS = {
     "verb-number": Setting(
-        200, 48, ("unknown", "removal"), metrics=(*BINNED, *AREAS, *NORMALISED), together=25
+        150, 48, ("unknown", "removal"), metrics=(*BINNED, *AREAS, *NORMALISED), together=25
     ),
-    "sentiment": Setting(150, 20, ("unknown",), beam=True),
+    "sentiment": Setting(120, 14, ("unknown",), beam=True, seeds=5),
     "smollm2": Setting(
-        48,
+        40,
         21,
         ("attention",),
         metrics=BINNED,
         edges=("attention", "norm", "contribution", "gradient"),
         seeds=3,
-        together=4,
+        together=2,
     ),
 }
 PLANTED = Setting(200, 48, ("unknown",), beam=True, together=100)
@@ -90,6 +90,7 @@ def score_texts(model: af.Model, texts: Sequence[str], setting: Setting) -> list
     report = af.evaluate(
         model, texts, layers=[model.depth or 1], edges=list(setting.edges), against=GRADIENT
     )
+    assert read_replacement(model, None).name == setting.replacements[0]  # as blank-out chooses
     signed = af.blank_out(model, list(texts), signed=True)
     found = []
     for example, blanked in zip(report.examples, signed, strict=True):

@@ -305,6 +305,29 @@ def spaced_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
+def test_a_tokenizer_over_bytes_has_no_unknown_token_whatever_it_calls_so() -> None:
+    """SmolLM2 calls the token unknown that stands between documents: all before it is cut off."""
+    tokenizer = spaced_tokenizer()
+    tokenizer.unk_token = "h"
+    model = af.Model(build("llama"), tokenizer)
+    found = af.blank_out(model, "a b c")
+    hidden = af.blank_out(model, "a b c", replacement="attention")
+    put = af.blank_out(model, "a b c", replacement="h")
+    np.testing.assert_array_equal(found.values, hidden.values)
+    assert np.abs(found.values - put.values).max() > 1e-6
+    scores = [3.0, 2.0, 1.0, 0.0, 0.0]
+    both = [af.faithfulness(model, "a b c", scores, replacement=way) for way in (None, "attention")]
+    assert both[0] == both[1]
+    with pytest.raises(af.OptionError, match="needs a token of its own.*never gives it"):
+        af.faithfulness(model, "a b c", scores, replacement="unknown")
+    # one over words does give it
+    words = af.Model(build("llama"), word_tokenizer())
+    replaced = af.blank_out(words, "the key to cabinets", replacement="[UNK]")
+    np.testing.assert_array_equal(
+        af.blank_out(words, "the key to cabinets").values, replaced.values
+    )
+
+
 @pytest.mark.parametrize(
     "ask",
     [
