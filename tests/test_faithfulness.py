@@ -403,6 +403,7 @@ def test_a_normalised_metric_of_equal_orders_is_undefined() -> None:
         ({"groups": [[1, 2], [3]]}, "one number per group, 2 here"),
         ({"inputs": "key", "scores": [0.0, 1.0]}, "at least two tokens or groups.*got 1 of"),
         ({"inputs": ["a key", "the key"]}, "a list with one array per input, 2 here; got 6"),
+        ({"target": ""}, "unknown target ''; choose from singular, plural"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(
@@ -412,6 +413,28 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     with pytest.raises(af.OptionError, match=message) as error:
         af.faithfulness(model_of("bundled"), given.pop("inputs"), given.pop("scores"), **given)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("score", [af.blank_out, lambda *given: af.rollout(af.capture(*given))])
+def test_results_of_another_text_of_the_same_length_are_refused(score: Any) -> None:
+    model, text, other = model_of("bundled"), "the key to the cabinets", "the men near the house"
+    result = score(model, other)
+    message = "of the same tokens as the input; got a result of .*men near.*'men' and not 'key'"
+    with pytest.raises(af.OptionError, match=f"scores must be {message}") as error:
+        af.faithfulness(model, text, result)
+    assert "\n" not in str(error.value)
+    with pytest.raises(af.OptionError, match=f"scores of input 1 must be {message}"):
+        af.faithfulness(model, [other, text], [result, result])
+    with pytest.raises(af.OptionError, match=f"what own gives for 0 must be {message}"):
+        af.evaluate(model, [text], methods=[], scorers={"own": [result]})
+
+
+def test_weights_whose_tokens_nobody_named_may_be_of_any_text() -> None:
+    model, text = model_of("bundled"), "the key to the cabinets"
+    named = af.capture(model, text)
+    unnamed = af.Attention(named.weights)
+    found = [af.faithfulness(model, text, af.rollout(each)) for each in (named, unnamed)]
+    assert found[0] == found[1]
 
 
 def test_an_unknown_token_that_ends_texts_is_no_replacement() -> None:

@@ -30,10 +30,22 @@ def test_the_fingerprint_of_the_bundled_model_is_what_it_was() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_quick_fingerprint_is_16_digits_of_every_family(family: str) -> None:
-    digits = quick_fingerprint(af.Model(build(family)))
-    assert len(digits) == 16
+    found = quick_fingerprint(af.Model(build(family)))
+    name, digits = found.split("-")
+    assert (name, len(digits)) == ("quick", 16)
     assert int(digits, 16) >= 0
-    assert quick_fingerprint(af.Model(copy.deepcopy(build(family)))) == digits
+    assert quick_fingerprint(af.Model(copy.deepcopy(build(family)))) == found
+
+
+def test_a_whole_fingerprint_cannot_be_taken_for_a_quick_one() -> None:
+    """Results have the quick one, corpora the whole one: neither begins with the other."""
+    model = af.load()
+    quick, whole = quick_fingerprint(model), model_fingerprint(model)
+    assert quick.startswith("quick-")
+    assert (len(whole), int(whole, 16) > 0) == (64, True)
+    source = af.capture(model, "the key").source
+    assert source is not None
+    assert source.fingerprint == quick
 
 
 def test_where_a_model_was_loaded_from_does_not_count(tmp_path: Path) -> None:
@@ -143,7 +155,7 @@ def test_odd_tokenizers_settings_and_tensors_are_no_error() -> None:
         module.classifier.weight.add_(1.0)
     assert quick_fingerprint(af.Model(module)) != first
     module.register_buffer("sparse", torch.eye(3).to_sparse())  # has neither a layout nor bytes
-    assert len(quick_fingerprint(af.Model(module))) == 16
+    assert quick_fingerprint(af.Model(module)).startswith(fingerprint.QUICK)
     assert fingerprint.read_settings(SimpleNamespace(layers=2, _name_or_path="x")) == (
         b'{"layers": 2}'
     )

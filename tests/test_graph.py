@@ -380,7 +380,7 @@ def test_where_weights_came_from_goes_all_the_way(tmp_path: Path) -> None:
     assert attention.source == source
     graph = attention.graph(residual=0.25)
     assert graph.edge_name == "attention"
-    assert graph.source == replace(source, edges="attention", residual=0.25)
+    assert graph.source == replace(source, edges="attention", residual=0.25, heads="mean")
     assert graph.uniform().source == graph.source
     result = af.rollout(graph)
     assert (result.edges, result.size) == ("attention", 5)

@@ -278,6 +278,75 @@ def test_targets_of_language_models_are_tokens() -> None:
     )
 
 
+def test_logits_are_computed_where_they_are_read_alone() -> None:
+    model = af.Model(build("llama"), word_tokenizer())
+    texts = [[5, 6, 7, 8], [9, 10], [5, 6, 7]]
+    encoded = [model.encode(ids) for ids in texts]
+    with torch.no_grad():
+        whole = [model.model(torch.tensor([ids])).logits[0, -1] for ids in texts]
+        shapes = []
+        head = model.model.lm_head
+        hook = head.register_forward_hook(lambda _, given, out: shapes.append(given[0].shape[:2]))
+        found = model.logits(model.batch(encoded), [3, 1, 2])
+        hook.remove()
+    assert shapes == [(3, 3)]  # of sequences and places, and not of 4 positions
+    np.testing.assert_allclose(found, torch.stack(whole), atol=1e-5)
+
+
+def spaced_tokenizer() -> Any:
+    """Byte-level, as GPT-2's is: a space alone is a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = {letter: place for place, letter in enumerate("Ġabcdefgh")}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_a_tokenizer_over_bytes_has_no_unknown_token_whatever_it_calls_so() -> None:
+    """SmolLM2 calls the token unknown that stands between documents: all before it is cut off."""
+    tokenizer = spaced_tokenizer()
+    tokenizer.unk_token = "h"
+    model = af.Model(build("llama"), tokenizer)
+    found = af.blank_out(model, "a b c")
+    hidden = af.blank_out(model, "a b c", replacement="attention")
+    put = af.blank_out(model, "a b c", replacement="h")
+    np.testing.assert_array_equal(found.values, hidden.values)
+    assert np.abs(found.values - put.values).max() > 1e-6
+    scores = [3.0, 2.0, 1.0, 0.0, 0.0]
+    both = [af.faithfulness(model, "a b c", scores, replacement=way) for way in (None, "attention")]
+    assert both[0] == both[1]
+    with pytest.raises(af.OptionError, match="needs a token of its own.*never gives it"):
+        af.faithfulness(model, "a b c", scores, replacement="unknown")
+    # one over words does give it
+    words = af.Model(build("llama"), word_tokenizer())
+    replaced = af.blank_out(words, "the key to cabinets", replacement="[UNK]")
+    np.testing.assert_array_equal(
+        af.blank_out(words, "the key to cabinets").values, replaced.values
+    )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model: af.blank_out(model, "a b", ""),
+        lambda model: af.input_gradient(model, "a b", [""]),
+        lambda model: af.faithfulness(model, "a b", [1.0, 0.0, 0.0], target=""),
+        lambda model: af.attention_graph(model, "a b", edges="gradient", target=""),
+        lambda model: af.attention_graph(model, "a b", edges="gradient", target=("a", "")),
+        lambda model: af.explain("a b", model=model, target=""),
+        lambda model: af.evaluate(model, [("a b", "")]),
+    ],
+)
+def test_no_text_is_no_target(ask: Any) -> None:
+    model = af.Model(build("llama"), spaced_tokenizer())
+    assert model.target(" ") == 0  # a space is a token; nothing is none
+    with pytest.raises(af.OptionError, match="unknown target ''; it must be one token"):
+        ask(model)
+
+
 def one_class() -> af.Model:
     from transformers import BertConfig, BertForSequenceClassification
 

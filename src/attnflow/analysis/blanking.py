@@ -65,7 +65,8 @@ def blank_out(
     replacement
         A token, its id, or "attention", which takes the token out of the attention mask. If None:
         UNK, or the mask token if there is no UNK, or "attention" if there is neither. An UNK that
-        also ends or starts texts, as GPT-2's, does not count as one.
+        also ends or starts texts, as GPT-2's, or that the tokenizer gives for no text, as tokenizers
+        over bytes, does not count as one.
     position
         As in `Model.predict`.
     groups
@@ -153,7 +154,7 @@ def find_replacement(model: Model, replacement: int | str | None) -> int | None:
         return None
     if replacement is None:
         unknown = getattr(tokenizer, "unk_token_id", None)
-        if unknown is not None and unknown not in model.marks:
+        if unknown is not None and unknown not in model.marks and gives_unknown(tokenizer):
             return int(unknown)
         mask = getattr(tokenizer, "mask_token_id", None)
         return None if mask is None else int(mask)
@@ -172,6 +173,16 @@ def find_replacement(model: Model, replacement: int | str | None) -> int | None:
             f" {model.vocabulary_size - 1}; got {replacement!r}"
         )
     return replacement
+
+
+def gives_unknown(tokenizer: Any) -> bool:
+    """Whether a tokenizer makes its unknown token of any text, so that a model can know it.
+
+    Tokenizers over bytes have a token for all there is. What they call unknown is then another
+    token, often the one between two documents, which cuts off whatever stands before it.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return getattr(getattr(backend, "model", None), "unk_token", "") is not None
 
 
 def list_units(encoded: Encoded, groups: Groups | None) -> tuple[Group, ...]:

@@ -396,6 +396,6 @@ class Evaluation:
         """[token] per example, by a function of the user's."""
         with self.timed(name):
             return [
-                check_scores(name, scorer, value, len(inputs.tokens))
+                check_scores(name, scorer, value, inputs.tokens)
                 for value, inputs in zip(given, encoded, strict=True)
             ]

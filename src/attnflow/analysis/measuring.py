@@ -151,6 +151,8 @@ def faithfulness(
     ):
         of = f" of input {number}" if many else ""
         grouped = read_own_groups(groups, score) is not None
+        if not grouped:
+            check_tokens(score, value.tokens, f"scores{of}")
         row = pick_row(score, model.locate(value, position))
         checked = check_scores(row, count, of, "group" if grouped else "token")
         if len(units) < 2:
@@ -201,6 +203,20 @@ def pick_row(score: Any, position: int) -> Any:
     if not isinstance(score, TokenAttention):
         return score
     return score.at(score.positions[0] if len(score.positions) == 1 else position)
+
+
+def check_tokens(score: Any, tokens: Sequence[str], what: str) -> None:
+    """Refuse a result that is about other tokens, however many: it is of another text."""
+    own = getattr(score, "tokens", None)
+    if own is None or len(own) != len(tokens) or tuple(own) == tuple(tokens):
+        return
+    if tuple(own) == tuple(map(str, range(len(own)))):  # of arrays, whose tokens nobody named
+        return
+    place = next(place for place, name in enumerate(own) if name != tokens[place])
+    raise OptionError(
+        f"{what} must be of the same tokens as the input; got a result of {' '.join(own)[:60]!r},"
+        f" whose token {place} is {own[place]!r} and not {tokens[place]!r}"
+    )
 
 
 def check_scores(score: Any, count: int, of: str, what: str) -> Floats:

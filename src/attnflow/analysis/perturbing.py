@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from attnflow.analysis.blanking import find_replacement, list_units, replace_tokens
+from attnflow.analysis.blanking import (
+    find_replacement,
+    gives_unknown,
+    list_units,
+    replace_tokens,
+)
 from attnflow.analysis.watching import Variant, run_variants
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import is_integer
@@ -61,8 +66,10 @@ def read_replacement(model: Model, replacement: Any) -> Replacement:
         return Replacement(replacement)
     if isinstance(replacement, str) and replacement in ("unknown", "mask"):
         token = unknown if replacement == "unknown" else mask
-        if token is None or token in model.marks:
-            lacks = "has no token for it" if token is None else "uses the same token to end texts"
+        unused = replacement == "unknown" and not gives_unknown(model.tokenizer)
+        if token is None or token in model.marks or unused:
+            lacks = "uses the same token to end texts" if token in model.marks else "never gives it"
+            lacks = "has no token for it" if token is None else lacks
             raise OptionError(
                 f"replacement={replacement!r} needs a token of its own, and the tokenizer of"
                 f" {model.name} {lacks}; choose removal, attention or a token"

@@ -192,7 +192,9 @@ def describe_graphs(graphs: Mapping[str, AttentionGraph]) -> Source:
     """Where results on several kinds of edges came from."""
     sources = [graph.source for graph in graphs.values()]
     residual = next((each.residual for each in sources if each.residual is not None), None)
-    return replace(sources[0], edges=", ".join(graphs), residual=residual, target=None)
+    heads = next((each.heads for each in sources if each.heads is not None), None)
+    kinds = ", ".join(graphs)
+    return replace(sources[0], edges=kinds, residual=residual, target=None, heads=heads)
 
 
 # ---- scores -------------------------------------------------------------------------------------

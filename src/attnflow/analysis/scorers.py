@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attnflow.analysis.measuring import check_tokens
 from attnflow.core.arrays import Floats
 from attnflow.core.custom import call_own, check_name, name_function
 from attnflow.core.methods import METHODS
@@ -44,16 +45,19 @@ def read_scorers(
     return dict(scorers)
 
 
-def check_scores(name: str, scorer: Callable[[Any], Any], given: Any, count: int) -> Floats:
+def check_scores(
+    name: str, scorer: Callable[[Any], Any], given: Any, tokens: Sequence[str]
+) -> Floats:
     """[token]: what a scorer says of an example, if it is one number per token."""
     values = call_own(f"{name} on {given!r}", scorer, given)
+    check_tokens(values, tokens, f"what {name} gives for {given!r}")
     try:
         scores = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise OptionError(f"{name} must give numbers; got {type(values).__name__}") from error
-    if scores.shape != (count,):
+    if scores.shape != (len(tokens),):
         raise OptionError(
-            f"{name} must give one number per token, {count} for {given!r};"
+            f"{name} must give one number per token, {len(tokens)} for {given!r};"
             f" got shape {scores.shape}"
         )
     return scores

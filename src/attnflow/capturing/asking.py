@@ -129,7 +129,11 @@ class RowRequest:
         sums = values.sum(axis=-1, keepdims=True)
         np.divide(values, sums, out=values, where=sums > 0)
         source = replace(
-            find_source(self.model), method=self.method, edges=self.edges, residual=self.residual
+            find_source(self.model),
+            method=self.method,
+            edges=self.edges,
+            residual=self.residual,
+            heads="mean" if self.edges == "attention" else None,
         )
         known: dict[str, Any] = {"tokens": tokens, "words": self.encoded.words, **more}
         return TokenAttention(

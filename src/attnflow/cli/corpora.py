@@ -271,6 +271,14 @@ def evaluate_command(
     target_of: TargetOf = "probability",
     statistic: Statistic = "spearman",
     undefined: Undefined = "drop",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="For faithfulness: where the model of the corpus is now, if not where it was.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Seed = 0,
     out: ReportFile = None,
 ) -> None:
@@ -280,7 +288,7 @@ def evaluate_command(
     """
     names = split_columns(methods), split_columns(against)
     yardsticks = faithfulness, replacement, target_of, statistic, undefined
-    evaluate_folder(folder, *names, special_tokens, limit, out, *yardsticks, seed=seed)
+    evaluate_folder(folder, *names, special_tokens, limit, out, *yardsticks, seed, model)
 
 
 @app.command("top")

@@ -166,6 +166,7 @@ def evaluate_folder(
     statistic: str,
     undefined: str,
     seed: int = 0,
+    model: str | None = None,
 ) -> None:
     """What the scores that a corpus holds are worth; of all that is stored by default."""
     check_out(out, TABLE_ENDINGS)
@@ -181,6 +182,7 @@ def evaluate_folder(
         faithfulness=read_functions(faithfulness, "metric"),
         replacement=read_replacements(replacement),
         target_of=target_of,
+        model=model,
     )
     if out is not None:
         report.save(out)

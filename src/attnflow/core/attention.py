@@ -29,7 +29,7 @@ from attnflow.core.checks import (
     check_words,
 )
 from attnflow.core.files import write_file
-from attnflow.core.fusion import Fusion, check_head, fuse_heads
+from attnflow.core.fusion import Fusion, check_head, fuse_heads, name_fusion
 from attnflow.core.graph import RESIDUAL, AttentionGraph, freeze, make_graph
 from attnflow.core.masks import LEAK, check_mask, take_out
 from attnflow.core.padding import cut_sequence, pick_real, read_padded, read_padding
@@ -230,7 +230,12 @@ class Attention:
             removed=gone,
             layer_names=None if self.layer_names is None else self.layer_names[:depth],
             edge_name="attention",
-            source=replace(self.source or Source(), edges="attention", residual=residual),
+            source=replace(
+                self.source or Source(),
+                edges="attention",
+                residual=residual,
+                heads=self.fused or name_fusion(heads, top_head),
+            ),
         )
 
     def _read_top_head(self, top_head: tuple[int, int]) -> tuple[int, int]:

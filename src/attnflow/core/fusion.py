@@ -43,6 +43,16 @@ def fuse_heads(weights: Array, heads: Fusion) -> Array:
     return fused
 
 
+def name_fusion(heads: Fusion, top_head: Any = None) -> str:
+    """How heads were fused, in words. top_head: (layer, head) of one that stands alone on top.
+
+    >>> name_fusion(3), name_fusion(np.median), name_fusion("mean", (6, 3))
+    ('3', 'median', 'mean, head 3 alone in layer 6')
+    """
+    name = getattr(heads, "__name__", type(heads).__name__) if callable(heads) else str(heads)
+    return name if top_head is None else f"{name}, head {top_head[1]} alone in layer {top_head[0]}"
+
+
 def check_head(head: Any, count: int) -> int:
     """The number of a head, checked."""
     (number,) = check_integers([head], "heads")

@@ -39,15 +39,21 @@ class Source:
     model
         The model's name; None for weights that a user gave.
     fingerprint
-        A digest of the model's configuration, vocabulary and weights.
+        A digest of the model's configuration, vocabulary and weights. One that begins with
+        "quick-" looked at some values of every weight; a corpus has a whole one, 64 digits.
     versions
         The versions of the libraries that made it.
     method, edges, target, residual
         What was computed: the method, what an edge weighs, the class that was watched, and the
         weight of the residual connection (None: inside the edges). None where it does not apply.
+    heads
+        How heads were fused: "mean", "max", "min", one head's number, or the name of a function;
+        None where there were none to fuse.
 
     >>> str(Source("verb-number", "0a1b2c3d", {"attnflow": "0.3"}, method="rollout", residual=0.5))
     'verb-number 0a1b2c3d, rollout, residual 0.5, attnflow 0.3'
+    >>> str(Source("verb-number", versions={}, method="flow", heads="max"))    # the mean is silent
+    'verb-number, flow, heads max'
     """
 
     model: str | None = None
@@ -57,6 +63,7 @@ class Source:
     edges: str | None = None
     target: str | None = None
     residual: float | None = None
+    heads: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by their names, ready for JSON."""
@@ -89,6 +96,7 @@ class Source:
             self.edges and f"{self.edges} edges",
             self.target and f"target {self.target}",
             None if self.residual is None else f"residual {self.residual:g}",
+            None if self.heads in (None, "mean") else f"heads {self.heads}",
             *(f"{library} {used}" for library, used in self.versions.items()),
         ]
         return ", ".join(part for part in parts if part)

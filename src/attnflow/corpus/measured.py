@@ -19,6 +19,7 @@ from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.model import Model
 
 CHUNK = 32  # texts that run together
+WAY_OUT = "give it as model (attnflow corpus evaluate --model)"
 
 
 def open_same(folder: str | os.PathLike[str], manifest: Manifest, model: Any) -> Model:
@@ -29,7 +30,7 @@ def open_same(folder: str | os.PathLike[str], manifest: Manifest, model: Any) ->
             # an object is known by its class, and cannot be loaded by that
             raise OptionError(
                 f"faithfulness needs the model, and {folder} was computed with a loaded one,"
-                f" a {name}: give it as model"
+                f" a {name}: {WAY_OUT}"
             )
         model = name
     opened = open_model(model)

@@ -6,7 +6,6 @@ weight follows from that output's (capturing/mixing.py).
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from attnflow.capturing.assembly import read_arguments
@@ -16,6 +15,7 @@ from attnflow.models.execution import evaluating, running
 from attnflow.models.inputs import Encoded
 from attnflow.models.listening import Attend, intercepting
 from attnflow.models.model import Model
+from attnflow.models.predicting import keep_logits
 
 if TYPE_CHECKING:
     import torch
@@ -65,28 +65,12 @@ def find_gradients(
         save_memory(model, len(inputs) * max(len(encoded.tokens) for encoded in inputs)),
         intercepting(listen),
     ):
-        arguments, places = keep_logits(model, read_arguments(model, inputs), places)
+        arguments, kept = keep_logits(model, read_arguments(model, inputs), places)
         output = model.model(**arguments_of(arguments))
         goes_on = False
-        logits = model.read_logits(output, places)  # [sequence, class]
+        logits = model.read_logits(output, kept)  # [sequence, class]
         watched, names = watch_target(model, logits, target, target_of)
         return list(torch.autograd.grad(watched.sum(), outputs)), names
-
-
-def keep_logits(
-    model: Model, arguments: dict[str, Any], places: list[int]
-) -> tuple[dict[str, Any], list[int]]:
-    """Arguments that ask for the logits at these places alone, and where they are then.
-
-    Where a model cannot do so, both are as they were.
-    """
-    import torch
-
-    if "logits_to_keep" not in signature(model.model.forward).parameters:
-        return arguments, places
-    kept = sorted(set(places))
-    chosen = torch.tensor(kept, device=model.device)
-    return arguments | {"logits_to_keep": chosen}, [kept.index(place) for place in places]
 
 
 @contextmanager

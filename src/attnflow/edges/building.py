@@ -220,11 +220,12 @@ def run_edges(
         gradients, watched = find_gradients(model, inputs, target, target_of, position)
     layers: list[dict[str, list[Array]]] = [{name: [] for name in weights} for _ in inputs]
     names: list[str] = []
+    fused: dict[str, str] = {}
 
     def tell(place: int, mix: LayerMix) -> None:
         if place == 0:
             names.append(mix.name)
-        for name, matrix in weigh_layer(mix, weights, heads, must_fuse).items():
+        for name, matrix in weigh_layer(mix, weights, heads, fused, must_fuse).items():
             layers[place][name].append(widen_layer(model, inputs[place], mix.name, matrix))
 
     rerun = any(weight.rerun for weight in weights.values())
@@ -240,7 +241,7 @@ def run_edges(
         stacks = {name: stack_layers(rows, order) for name, rows in by_name.items()}
         known = {"tokens": tokens, "words": words, "layer_names": titles}
         aim = None if watched is None else watched[place]
-        graphs.append(make_graphs(model, weights, stacks, residual, aim, **known))
+        graphs.append(make_graphs(model, weights, stacks, residual, fused, aim, **known))
     return run, graphs
 
 
@@ -252,13 +253,20 @@ def stack_layers(layers: list[Array], order: Sequence[int]) -> Array:
 
 
 def weigh_layer(
-    mix: LayerMix, weights: Mapping[str, EdgeWeight], heads: str | None, must_fuse: bool = False
+    mix: LayerMix,
+    weights: Mapping[str, EdgeWeight],
+    heads: str | None,
+    fused: dict[str, str],
+    must_fuse: bool = False,
 ) -> dict[str, Array]:
-    """[query, key] of each edge weight."""
-    return {
-        name: weight.weigh(mix, heads or "mean", must_fuse=must_fuse).astype(np.float32)
-        for name, weight in weights.items()
-    }
+    """[query, key] of each edge weight; fused takes down how those that have heads were fused."""
+    found = {}
+    for name, weight in weights.items():
+        edges, has_heads = weight.weigh_heads(mix, heads or "mean", must_fuse=must_fuse)
+        if has_heads:
+            fused[name] = heads or "mean"
+        found[name] = edges.astype(np.float32)
+    return found
 
 
 def make_graphs(
@@ -266,12 +274,13 @@ def make_graphs(
     weights: Mapping[str, EdgeWeight],
     stacks: Mapping[str, Array],
     residual: float | None,
+    fused: Mapping[str, str],
     watched: str | None = None,
     **known: Any,
 ) -> dict[str, AttentionGraph]:
     """The graph of each edge weight, from its layers [layer, query, key].
 
-    watched: what gradients are of.
+    fused: how heads were fused, of edges that have some. watched: what gradients are of.
     known: what else a graph is to know, of tokens and layers.
     """
     share = check_residual(RESIDUAL if residual is None else residual)
@@ -286,7 +295,7 @@ def make_graphs(
             edges=stacks[name] if inside else None,
             residual=mixed,
             edge_name=name,
-            source=replace(source, edges=name, residual=mixed, target=aim),
+            source=replace(source, edges=name, residual=mixed, target=aim, heads=fused.get(name)),
             copy=False,
             **known,
         )

@@ -64,6 +64,18 @@ class EdgeWeight:
 
         Parameters
         ----------
+        mix, heads, must_fuse
+            As for `weigh_heads`.
+        """
+        return self.weigh_heads(mix, heads, must_fuse=must_fuse)[0]
+
+    def weigh_heads(
+        self, mix: LayerMix, heads: str = "mean", *, must_fuse: bool = False
+    ) -> tuple[Floats, bool]:
+        """[query, key] of one layer, checked, and whether heads were fused.
+
+        Parameters
+        ----------
         mix
             What the layer mixed.
         heads
@@ -88,7 +100,7 @@ class EdgeWeight:
                 f" got {type(values).__name__}"
             ) from error
         if edges.ndim == 3 and len(edges):
-            edges = np.asarray(FUSIONS[heads](edges, axis=0))
+            edges, has_heads = np.asarray(FUSIONS[heads](edges, axis=0)), True
         elif must_fuse and not has_heads and heads != "mean":
             raise OptionError(
                 f"edges {self.name!r} have no heads to fuse; got heads={heads!r}: leave it out"
@@ -113,7 +125,7 @@ class EdgeWeight:
             edges /= edges.sum(axis=-1, keepdims=True)
         if self.identity:
             edges[np.arange(len(own)), own] += 1.0
-        return edges
+        return edges, has_heads
 
 
 EDGES: dict[str, EdgeWeight] = {

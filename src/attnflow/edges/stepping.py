@@ -7,7 +7,7 @@ own query alone: so the rows of all steps, one below another, are those of one p
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class StepEdges:
     ) -> None:
         self.model, self.weights, self.heads = model, weights, heads
         self.pads, self.longest = pads, longest
+        self.fused: dict[str, str] = {}  # how heads were fused, by edge weight
         self.depth = len(trace_model(model))
         self.reader = ModuleReader(model.model)
         # by sequence and edge weight, the blocks of each layer
@@ -72,7 +73,7 @@ class StepEdges:
             row, column = max(pad, top), max(pad, left)
             span = Span(slice(row - top, queries), slice(column - left, known), row - column)
             mix = make_mix(self.reader, layer, place, span)
-            for name, matrix in weigh_layer(mix, self.weights, self.heads).items():
+            for name, matrix in weigh_layer(mix, self.weights, self.heads, self.fused).items():
                 block = Block(row - pad, column - pad, matrix)
                 self.blocks[place][name][place_in_stack].append(block)
 
@@ -87,7 +88,8 @@ class StepEdges:
                 for row, column, edges in blocks:
                     part = edges[: max(0, size - row), : size - column]
                     whole[row : row + len(part), column : column + part.shape[1]] = part
-        return make_graphs(self.model, self.weights, stacks, None, tokens=tokens, causal=True)
+        known: dict[str, Any] = {"tokens": tokens, "causal": True}
+        return make_graphs(self.model, self.weights, stacks, None, self.fused, **known)
 
 
 def split_edges(

@@ -345,9 +345,10 @@ class Model:
         positions
             One per sequence, as `logit_position` gives it.
         """
+        arguments, places = predicting.keep_logits(self, arguments, positions)
         with running(self):
             output = self.model(**arguments)
-        return self.read_logits(output, positions)
+        return self.read_logits(output, places)
 
     def read_logits(self, output: Any, positions: Sequence[int]) -> "torch.Tensor":
         """[sequence, class]: the same, of what the model returned already.

@@ -1,6 +1,7 @@
 """What a model predicts, and at which position: focal positions, logits, classes."""
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from attnflow.core.checks import check_integers
@@ -96,6 +97,23 @@ def predict_inputs(
     return [predictions[place] for place in range(len(encoded))]
 
 
+def keep_logits(
+    model: "Model", arguments: dict[str, Any], places: Sequence[int]
+) -> tuple[dict[str, Any], Sequence[int]]:
+    """Arguments that ask for the logits at these places alone, and where they are then.
+
+    Where a model cannot do so, both are as they were. A language model has as many logits at every
+    position as its vocabulary has tokens, which costs time and memory.
+    """
+    import torch
+
+    if "logits_to_keep" not in signature(model.model.forward).parameters:
+        return arguments, places
+    kept = sorted(set(places))
+    chosen = torch.tensor(kept, device=model.device)
+    return arguments | {"logits_to_keep": chosen}, [kept.index(place) for place in places]
+
+
 def read_logits(model: "Model", output: Any, positions: Sequence[int]) -> "torch.Tensor":
     """[sequence, class]: the scores in a model's output, each at its position if there are many."""
     import torch
@@ -155,8 +173,8 @@ def find_label(labels: dict[int, str], target: str) -> list[int]:
 
 def find_token(model: "Model", target: str) -> list[int]:
     """The id of a token by its name, or of a word as it stands in a text; empty if none fits."""
-    if model.task not in LANGUAGE or model.tokenizer is None:
-        return []
+    if model.task not in LANGUAGE or model.tokenizer is None or not target:
+        return []  # no text is no token, though a tokenizer may make one of the space before it
     vocabulary = model.tokenizer.get_vocab()
     if target in vocabulary:
         return [int(vocabulary[target])]

@@ -1,0 +1,267 @@
+"""Which method to believe: every kind of edges and method, by every yardstick, on every model.
+
+python benchmarks/which.py --data FOLDER [--keep PLACE]   all models, written to benchmarks/results/ and docs/which-method.md
+python benchmarks/which.py --keep PLACE MODEL ...         these models alone, measured, printed and kept
+python benchmarks/which.py --docs                         the tables and the figure again, of benchmarks/results/which.json
+
+Models: verb-number, sentiment (MiniLM fine-tuned on SST-2), smollm2 (the next word), and the planted ones. FOLDER holds
+SST-2's train.tsv, dev.tsv and test.tsv, as for benchmarks/edges.py, which trains the sentiment model in the same folder
+(--sentiment). Texts with even numbers choose, those with odd numbers report.
+"""
+
+import argparse
+import json
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnflow as af
+from attnflow.analysis.defaults import FIRST
+from edge_scores import SEED
+from edges import KINDS, PLAIN, RESAMPLES, Interval, bootstrap
+from sheets import HERE, Sheet, environment_of, publish, say, show
+from which_figure import draw
+from which_scores import PLANTED, PRECISION, SETTINGS, SPEARMAN, list_rows, measure_model
+from which_tables import (
+    ALL,
+    EVEN,
+    JUDGES,
+    ODD,
+    Measured,
+    interval_rows,
+    tabulate,
+    tabulate_held_out,
+    tabulate_planted,
+    tabulate_replacements,
+    tabulate_truth,
+    tabulate_yardsticks,
+)
+
+TODAY = {
+    "decoder": " ".join(FIRST["decoder"]),
+    "encoder classifier": " ".join(FIRST["encoder"]),
+}
+PLANTED_NAMES = tuple(f"planted:{name}" for name in af.PLANTED)
+DOCS = HERE.parent / "docs"
+
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is chosen for a kind of models on the even texts, and what the odd ones say of it."""
+
+    kind: str
+    today: str  # the default as it is
+    chosen: str  # the best on the even texts
+    lead: Interval  # of the chosen over today's, on the odd texts, over all models of the kind
+    behind: tuple[str, ...]  # models where it is behind today's beyond the interval
+
+    @property
+    def default(self) -> str:
+        """What the default should be: another only if that is clear on the texts that had no say."""
+        return self.chosen if self.lead.low > 0 and not self.behind else self.today
+
+
+def choose(kind: str, measured: Mapping[str, Measured]) -> Choice:
+    """The row with the highest mean score on even texts, over models of one kind, judged on odd ones."""
+    common = [
+        name
+        for name in next(iter(measured.values())).candidates
+        if all(name in each.candidates for each in measured.values())
+    ]
+    even = {name: each.scores(EVEN) for name, each in measured.items()}
+    chosen = max(
+        common, key=lambda row: float(np.mean([np.mean(each[row]) for each in even.values()]))
+    )
+    today = TODAY[kind]
+    odd = {name: each.scores(ODD) for name, each in measured.items()}
+    leads = {name: each[chosen] - each[today] for name, each in odd.items()}
+    behind = tuple(name for name, lead in leads.items() if bootstrap(lead).high < 0)
+    return Choice(kind, today, chosen, bootstrap(*leads.values()), behind)
+
+
+def tabulate_choices(choices: Sequence[Choice], measured: Mapping[str, Measured]) -> Sheet:
+    """The choice of each kind of models, and its score on the odd texts of each model."""
+    lines = []
+    for choice in choices:
+        for name, each in measured.items():
+            if KINDS[name] != choice.kind:
+                continue
+            odd = each.scores(ODD)
+            figures = [str(bootstrap(odd[row])) for row in (choice.chosen, choice.today, PLAIN)]
+            gain = str(bootstrap(odd[choice.chosen] - odd[choice.today]))
+            if choice.chosen == choice.today:
+                gain = "the same"
+            lines.append([choice.kind, f"**{choice.chosen}**", choice.today, name, *figures, gain])
+    header = ["kind of model", "best on even texts", "default of `explain`", "model"]
+    header += ["best", "default", PLAIN, "best minus default"]
+    return Sheet("chosen on even texts, reported on odd ones: the score", header, lines)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def collect_points(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """What the figure shows: panels with {row: interval}."""
+    panels = []
+    for name in KINDS:
+        if name in measured:
+            each = measured[name]
+            faithful = each.scores(ODD, JUDGES[1:])
+            panels += [
+                list_points(name, SPEARMAN, interval_rows(each.values(SPEARMAN, ODD))),
+                list_points(name, "faithfulness", interval_rows(faithful)),
+            ]
+    planted = [each for name, each in measured.items() if name in PLANTED_NAMES]
+    if planted:
+        rows = list_rows(PLANTED)
+        true = [each.values(PRECISION) for each in planted]
+        precision = {name: bootstrap(*(each[name] for each in true)) for name in rows}
+        scores = [each.scores(ALL, JUDGES[1:]) for each in planted]
+        faithful_rows = {name: bootstrap(*(each[name] for each in scores)) for name in rows}
+        panels += [
+            list_points("planted", PRECISION, precision),
+            list_points("planted", "faithfulness", faithful_rows),
+        ]
+    return panels
+
+
+def list_points(model: str, yardstick: str, rows: Mapping[str, Interval]) -> dict[str, Any]:
+    """One panel of the figure."""
+    return {
+        "model": model,
+        "yardstick": yardstick,
+        "rows": {name: asdict(value) for name, value in rows.items()},
+    }
+
+
+def fill_docs(tables: Mapping[str, Any]) -> None:
+    """Put the tables where docs/which-method.md has their names."""
+    page = DOCS / "which-method.md"
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        head, tail = f"<!-- {name} -->\n", "\n<!-- end -->"
+        before, found, after = text.partition(head)
+        if found:
+            text = before + head + "\n" + tell_table(table) + tail + after.partition(tail)[2]
+    page.write_text(text, encoding="utf-8")
+
+
+def tell_table(table: Mapping[str, Any]) -> str:
+    """A table as Markdown, its title in italics above it."""
+    _, _, body = Sheet(**table).markdown().split("\n", 2)
+    return f"*{table['title']}*\n\n{body}"
+
+
+def explain_measurement() -> list[str]:
+    """What the tables show."""
+    seeds = ", ".join(f"{name} {setting.seeds}" for name, setting in SETTINGS.items())
+    return [
+        "Scores are the explained position's row in the top layer; special tokens and, of the decoder, the last token are"
+        " neither ranked nor taken away. *Spearman* is the correlation with the absolute value of blank-out (0 where all"
+        " tokens get the same). Metrics of faithfulness watch the probability of what the model predicts; sufficiency,"
+        " deletion and log_odds are better when lower. *(blank_out)* and *(input_gradient)* are orders by these"
+        f" importances, blank-out with its sign; *(random order)* the mean of some seeds ({seeds}, planted {PLANTED.seeds});"
+        " *(best found)*, text by text and metric by metric, the best of all orders that were run: on verb-number also the best"
+        " of all orders (by comprehensiveness and by sufficiency; by a beam above 12 tokens), on sentiment and the planted"
+        " models those of a beam, on smollm2 those of the table alone.",
+        f"The *score* is the mean over {', '.join(JUDGES)} of how far a row is from the random order, 0, to the best found, 1."
+        f" Means over texts with 95 % intervals by {RESAMPLES:,} bootstrap resamples of texts. All seeds are {SEED}."
+        " The default of a kind of models is what has the highest mean score on the texts with even numbers, if on those with odd"
+        " numbers its lead over today's is beyond the paired interval and it is behind it on no model; else today's.",
+    ]
+
+
+def main() -> None:
+    """Measure, print and, after a full run, write."""
+    parser = argparse.ArgumentParser(description="Measure edges and methods by every yardstick.")
+    parser.add_argument(
+        "models", nargs="*", help=f"{', '.join(SETTINGS)}, planted; all if none is named"
+    )
+    parser.add_argument("--data", type=Path, help="folder with SST-2's train, dev and test.tsv")
+    parser.add_argument(
+        "--sentiment",
+        type=Path,
+        default=Path("build/sentiment"),
+        help="folder of the sentiment model",
+    )
+    parser.add_argument("--keep", type=Path, help="folder to keep what is measured of each text")
+    parser.add_argument("--quick", action="store_true", help="6 texts a model; nothing is written")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the docs again, without measuring"
+    )
+    asked = parser.parse_args()
+    if asked.docs:
+        listed = json.loads((HERE / "results" / "which.json").read_text(encoding="utf-8"))
+        fill_docs(listed["tables"])
+        draw(listed["panels"], DOCS / "pictures" / "which.svg")
+        return
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    names = [*PLANTED_NAMES, *SETTINGS]
+    if asked.models:
+        names = [
+            name for name in names if name in asked.models or name.split(":")[0] in asked.models
+        ]
+    if "sentiment" in names and asked.data is None:
+        say("the sentiment model is left out: its sentences (SST-2) are not given, see --data")
+        names.remove("sentiment")
+    measured: dict[str, Measured] = {}
+    for name in names:
+        records = measure_model(
+            name,
+            asked.data,
+            asked.sentiment,
+            None if asked.quick else asked.keep,
+            6 if asked.quick else None,
+        )
+        measured[name] = Measured(name, SETTINGS.get(name, PLANTED), records)
+    large = {name: each for name, each in measured.items() if name in SETTINGS}
+    planted = {name: each for name, each in measured.items() if name in PLANTED_NAMES}
+    tables = {name: tabulate(each) for name, each in large.items()}
+    tables |= {f"{name}, held out": tabulate_held_out(each) for name, each in large.items()}
+    choices = []
+    for kind in dict.fromkeys(KINDS[name] for name in large):
+        choices.append(
+            choose(kind, {name: each for name, each in large.items() if KINDS[name] == kind})
+        )
+    if choices:
+        tables["choices"] = tabulate_choices(choices, large)
+        tables["yardsticks"] = tabulate_yardsticks(large)
+    if planted:
+        tables["planted"] = tabulate_planted(planted)
+        tables["truth"] = tabulate_truth(planted)
+    if "verb-number" in large:
+        tables["replacements"] = tabulate_replacements(large["verb-number"])
+    show(tables.values())
+    if asked.quick or len(measured) < len(SETTINGS) + len(PLANTED_NAMES):
+        say("nothing is written: that takes all models, and all of their texts")
+        return
+    panels = collect_points(measured)
+    listed = {name: asdict(table) for name, table in tables.items()}
+    publish(
+        "which",
+        "Which method to believe",
+        explain_measurement(),
+        tables.values(),
+        [],
+        environment_of(["attnflow", "numpy", "torch", "transformers"], began),
+        choices=[{**asdict(choice), "default": choice.default} for choice in choices],
+        tables=listed,
+        panels=panels,
+    )
+    fill_docs(listed)
+    draw(panels, DOCS / "pictures" / "which.svg")
+
+
+if __name__ == "__main__":
+    main()
