@@ -120,7 +120,10 @@ def test_training_lowers_the_loss_and_reports_each_measurement(
     assert losses[-1] < losses[0] / 2
     assert outcome.accuracy == 1.0
     assert outcome.steps == 100
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "model.safetensors",
+        "training.log",
+    ]
     assert capsys.readouterr() == ("", "")
 
 

@@ -69,6 +69,18 @@ Stem = Annotated[
 def verb_number_command(
     data: Data,
     out: Folder,
+    recipe: Annotated[
+        str, typer.Option(help="plain, as the paper describes it; or careful, as bundled.")
+    ] = "careful",
+    without: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PART",
+            help="Leave out a part of the careful recipe: blank-loss, augmentation, initialisation,"
+            " length or regularisation; may be given several times.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
     seed: Seed = 0,
     steps: Annotated[
         int | None,
@@ -77,9 +89,12 @@ def verb_number_command(
     resume: Resume = False,
 ) -> None:
     """Train the verb-number model on numpred.* files, or on the full corpus as .tsv or .tsv.gz."""
+    from attnflow.paper.recipes import choose_recipe
     from attnflow.paper.train_verb_number import train_verb_number
 
-    result = train_verb_number(data, out, seed=seed, steps=steps, resume=resume, report=say)
+    chosen = choose_recipe(recipe, without=without, steps=steps)
+
+    result = train_verb_number(data, out, recipe=chosen, seed=seed, resume=resume, report=say)
     for name, group in result.test.items():
         say(f"{name}: accuracy {group.accuracy:.3f} on {group.count:,} held-out sentences")
     say(f"{out}: {result.steps} steps, {result.seconds:.0f} s")
