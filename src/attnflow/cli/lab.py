@@ -36,7 +36,14 @@ Folder = Annotated[
     ),
 ]
 VerbNumber = Annotated[
-    str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")
+    str,
+    typer.Option(
+        help="A verb-number model: a folder, or one that ships with attnflow; or several seeds of"
+        " one recipe, separated by commas."
+    ),
+]
+Side = Annotated[
+    str, typer.Option(help="Which side of the data's split: test, dev, train, or all of them.")
 ]
 Text = Annotated[
     str | None, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)
@@ -141,31 +148,34 @@ def sentiment_command(
 def table1(
     model: VerbNumber = BUNDLED,
     data: Data = [],  # noqa: B006  # typer's way to say that none need be given
+    side: Side = "test",
     limit: Limit = None,
     seed: Seed = 0,
     out: Stem = None,
 ) -> None:
     """Table 1: raw attention, rollout and flow against blank-out, on the verb-number model."""
-    verb_number_table("table1", model, data, limit, seed, out)
+    verb_number_table("table1", model, data, side, limit, seed, out)
 
 
 @reproduce.command()
 def table2(
     model: VerbNumber = BUNDLED,
     data: Data = [],  # noqa: B006
+    side: Side = "test",
     limit: Limit = None,
     seed: Seed = 0,
     reduce: Reduce = "norm",
     out: Stem = None,
 ) -> None:
     """Table 2: raw attention, rollout and flow against input gradients, verb-number model."""
-    verb_number_table("table2", model, data, limit, seed, out, reduce)
+    verb_number_table("table2", model, data, side, limit, seed, out, reduce)
 
 
 def verb_number_table(
     name: str,
     model: str,
     data: list[Path],
+    side: str,
     limit: int | None,
     seed: int,
     out: Path | None,
@@ -176,7 +186,7 @@ def verb_number_table(
     stem = find_stem(out, name)
     finish_table(
         tables.compute_verb_number_table(
-            name, model=model, data=data, limit=limit, seed=seed, reduce=reduce
+            name, model=model, data=data, side=side, limit=limit, seed=seed, reduce=reduce
         ),
         stem,
     )

@@ -44,7 +44,12 @@ def claim_folder(folder: Path, resume: bool) -> Path:
                 f"{folder} holds no checkpoint to resume from; "
                 "leave --resume out to start from the beginning"
             )
-        leftovers = set(checkpoint.parent.glob(".attnflow-*"))  # of writes that were killed
+        leftovers = {  # of writes that were killed
+            path
+            for place in (folder, checkpoint.parent)
+            for path in place.glob(".attnflow-*")
+            if path.is_file()
+        }
         others = sorted(set(folder.rglob("*")) - leftovers - {checkpoint.parent})
         if others and not resume:
             raise FileError(
