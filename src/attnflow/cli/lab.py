@@ -8,7 +8,7 @@ import typer
 from attnflow.cli.evaluating import note_interruption
 from attnflow.cli.options import AnyModel, Limit, Seed, check_out, read_pair
 from attnflow.core.files import PICTURES, check_writable
-from attnflow.models.loading import BUNDLED
+from attnflow.models.loading import BUNDLED, SHIPPED
 from attnflow.show.terminal import print_markdown, say
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ Picture = Annotated[
 Reduce = Annotated[
     str,
     typer.Option(
-        help="A token's gradient as one number: norm, times_input, or sum, as the authors did."
+        help="A token's gradient as one number: norm, times_input, or sum, as the authors' for"
+        " Table 3."
     ),
 ]
 Resume = Annotated[
@@ -231,6 +232,49 @@ def table3(
         ),
         stem,
     )
+
+
+@reproduce.command()
+def statements(
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="A verb-number model, or several seeds of one recipe, separated by commas; may be"
+            " given several times. Those that ship by default.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    data: Data = [],  # noqa: B006
+    side: Side = "test",
+    limit: Limit = None,
+    seed: Seed = 0,
+    masked_lm: Annotated[
+        str | None,
+        typer.Option(
+            help="A masked LM, for the statements about pronouns: a folder or a hub id, for"
+            " instance bert-base-uncased.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Stem = None,
+) -> None:
+    """Which statements of the paper hold on which model, each by a bound that is told."""
+    from attnflow.paper.judging import judge_statements
+    from attnflow.paper.tables import quote_command_line
+
+    stem = find_stem(out, "statements")
+    found = judge_statements(
+        model or tuple(SHIPPED),
+        data=data,
+        side=side,
+        limit=limit,
+        seed=seed,
+        masked_lm=masked_lm,
+        command=quote_command_line(),
+    )
+    paths = [found.save(f"{stem}{ending}") for ending in (".md", ".csv")]
+    print_markdown(found.to_markdown())
+    say(f"written: {', '.join(map(str, paths))}", err=True)
 
 
 @reproduce.command()
