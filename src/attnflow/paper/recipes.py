@@ -38,7 +38,7 @@ UNCHANGED = Mixture(inner=0.0, grammar=0.0, variants={"plain": 1.0}, flipped=0.0
 # what the paper says of its training is the blocks: GPT-2's, which start at 0.02 and drop a tenth
 PLAIN = Recipe(
     "plain",
-    steps=3000,
+    steps=2000,
     average=None,
     smoothing=0.0,
     attention_dropout=0.1,
