@@ -7,7 +7,7 @@ and without it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -333,17 +333,17 @@ STATEMENTS = (
             (
                 "Raw attention's correlation with {} is low except in layer 1",
                 "layer 1 above each other layer",
-                lambda evidence, against=against: lead_of_first_layer(evidence, against),
+                partial(lead_of_first_layer, against=against),
             ),
             (
                 "Rollout and flow correlate better with {} than raw attention",
                 "both above it in layer 6",
-                lambda evidence, against=against: lead_over_raw(evidence, against),
+                partial(lead_over_raw, against=against),
             ),
             (
                 "Flow is more reliable than rollout, by {}",
                 "above it, on average over layers 2 to 6",
-                lambda evidence, against=against: lead_over_rollout(evidence, against),
+                partial(lead_over_rollout, against=against),
             ),
         )
     ),
@@ -351,18 +351,18 @@ STATEMENTS = (
         "Rollout's correlation climbs with the layers (Table 1)",
         f"layer 6 above layer 1 by more than {CLIMB}, blank-out",
         CLIMB,
-        correlated=lambda evidence: climb(evidence, "rollout", 1, TOP),
+        correlated=partial(climb, method="rollout", start=1, end=TOP),
     ),
     Statement(
         "Flow's has climbed by layer 3 (Table 1)",
         f"layer 3 above layer 1 by more than {CLIMB}, blank-out",
         CLIMB,
-        correlated=lambda evidence: climb(evidence, "flow", 1, 3),
+        correlated=partial(climb, method="flow", start=1, end=3),
     ),
     Statement(
         "Flow's stays there (Table 1)",
         f"layer 6 not below layer 3 by {CLIMB / 2} or more, blank-out",
         -CLIMB / 2,
-        correlated=lambda evidence: climb(evidence, "flow", 3, TOP),
+        correlated=partial(climb, method="flow", start=3, end=TOP),
     ),
 )
