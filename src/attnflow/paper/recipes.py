@@ -39,6 +39,7 @@ UNCHANGED = Mixture(inner=0.0, grammar=0.0, variants={"plain": 1.0}, flipped=0.0
 PLAIN = Recipe(
     "plain",
     steps=2000,
+    batch=32,
     average=None,
     smoothing=0.0,
     attention_dropout=0.1,
@@ -58,7 +59,7 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "blank-loss": ("blank_loss",),
         "augmentation": ("mixture", "tag"),
         "initialisation": ("embedding", "position", "linear", "shared"),
-        "length": ("steps",),
+        "length": ("steps", "batch"),
         "regularisation": ("average", "smoothing", "attention_dropout", "blank"),
     }
 )
