@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import rankdata
 
 import attnflow as af
 from attnflow.analysis.statistics import bootstrap, bootstrap_runs
@@ -141,6 +142,15 @@ def test_entropy_residual_and_spread_are_those_of_the_captured_attention(
             assert evidence.spread(method.__name__)[0, place] == pytest.approx(spread, abs=1e-5)
 
 
+def test_cls_outranks_every_word_in_layer_1_and_its_rank_is_spearmans(evidence: Evidence) -> None:
+    for method in ("rollout", "flow"):
+        assert (evidence.outrank(method, 1) == 1).all()  # half of the row is its residual
+    for place, example in enumerate(evidence.runs.first.examples):
+        scores = example.importance["blank_out"]
+        below = (rankdata(scores)[0] - 1) / (len(scores) - 1)
+        assert evidence.outrank_by_importance("blank_out")[0, place] == pytest.approx(below)
+
+
 def test_layer_1_is_as_the_paper_says_by_construction(evidence: Evidence) -> None:
     for measure in (statements.compare_first_layers, statements.compare_residual):
         (values,) = measure(evidence).values()
@@ -198,6 +208,8 @@ def test_seeds_share_a_column_and_the_paper_has_its_own() -> None:
     assert len(found.judged) == 2 * (12 + 2 * 9) + 9
     means = {name: [mean.value for mean in row] for name, row in found.entropies.items()}
     np.testing.assert_allclose(means["verb-number"], means["verb-number,verb-number"])
+    assert {name for name, _ in found.ranks} == {"verb-number", "verb-number,verb-number"}
+    assert found.ranks["verb-number", "flow"][0].value == 1.0
     assert "n = 4" in found.to_markdown()
 
 

@@ -17,11 +17,12 @@ from attnflow.paper.runs import (
     load_seeds,
     summarise_runs,
 )
-from attnflow.paper.statements import STATEMENTS, Evidence, PaperMeans, Parts, Statement
+from attnflow.paper.statements import STATEMENTS, TOP, Evidence, PaperMeans, Parts, Statement
 
 HELD, OPEN, NOT_HELD = "held", "open", "not held"
 SENTENCES = 2000  # as many as in the paper's tables
 PAPER = "the paper"
+LAYERS = range(1, TOP + 1)
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Judgement(Table):
 
     judged: tuple[Judged, ...]
     entropies: dict[str, tuple[Mean, ...]]  # by models: of raw attention, per layer
+    # by models and score: the share of words that CLS outranks, per layer if the score has layers
+    ranks: dict[tuple[str, str], tuple[Mean, ...]]
     data: str
     command: str
 
@@ -131,19 +134,23 @@ class Judgement(Table):
             ]
             if lines:
                 yield Panel(["statement", "holds if", *names], lines, f"**{caption}**")
-        layers = range(1, 1 + max(map(len, self.entropies.values())))
-        lines = [[name, *map(str, means)] for name, means in self.entropies.items()]
+        layers = [f"layer {layer}" for layer in LAYERS]
+        yield Panel(
+            ["models", *layers],
+            [[name, *map(str, means)] for name, means in self.entropies.items()],
+            "**Entropy of CLS's raw attention, relative to its maximum**",
+        )
+        lines = [
+            [*key, *map(str, means), *[""] * (len(layers) - len(means))]
+            for key, means in self.ranks.items()
+        ]
         note = (
             f"Held: the 95 % interval, by bootstrap over sentences and models, is beyond the bound;"
             f" not held: it falls short of it; open: neither. Of several parts the weakest is"
             f" shown. Sentences: {self.data}.\n\nCommand: `{self.command}`"
         )
-        yield Panel(
-            ["models", *(f"layer {layer}" for layer in layers)],
-            lines,
-            "**Entropy of CLS's raw attention, relative to its maximum**",
-            note,
-        )
+        caption = "**The share of words that CLS outranks; by importance, one number**"
+        yield Panel(["models", "score", *layers], lines, caption, note)
 
 
 def judge_statements(
@@ -172,13 +179,21 @@ def judge_statements(
         if each.correlated is not None
     ]
     pronouns = [] if masked_lm is None else list(judge_pronouns(masked_lm))
-    entropies, counted = {}, len(sentences)
+    entropies: dict[str, tuple[Mean, ...]] = {}
+    ranks: dict[tuple[str, str], tuple[Mean, ...]] = {}
+    counted = len(sentences)
     for names, loaded in columns.items():
         evidence = Evidence(loaded, evaluate_models(loaded, sentences, against))
         judged += judge_models(names, evidence)
         entropies[names] = tuple(map(summarise_runs, evidence.entropies.values()))
+        for name in against:
+            ranks[names, name] = (summarise_runs(evidence.outrank_by_importance(name)),)
+        for name in ("rollout", "flow"):
+            ranks[names, name] = tuple(
+                summarise_runs(evidence.outrank(name, layer)) for layer in LAYERS
+            )
         counted = min(counted, evidence.runs.examples)
-    return Judgement((*judged, *pronouns), entropies, f"{where}, n = {counted:,}", command)
+    return Judgement((*judged, *pronouns), entropies, ranks, f"{where}, n = {counted:,}", command)
 
 
 def judge_models(names: str, evidence: Evidence) -> Iterator[Judged]:

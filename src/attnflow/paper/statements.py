@@ -87,6 +87,18 @@ class Evidence:
             )
         )
 
+    def outrank(self, method: str, layer: int) -> Floats:
+        """[model, sentence]: the share of words that CLS outranks by a method in a layer."""
+        return self.per_sentence(
+            lambda example: measure_rank(example.scores[method][layer - 1], find_own(example))
+        )
+
+    def outrank_by_importance(self, name: str) -> Floats:
+        """[model, sentence]: the share of words that CLS outranks by an importance."""
+        return self.per_sentence(
+            lambda example: measure_rank(example.importance[name], find_own(example))
+        )
+
     def explain(self, text: str) -> list[Explanation]:
         """The explanation of a sentence by each model."""
         if text not in self.explanations:
@@ -118,6 +130,16 @@ def measure_entropy(weights: Floats) -> float:
     """
     present = weights[weights > 0]
     return float(-(present * np.log(present)).sum() / np.log(len(weights))) + 0.0
+
+
+def measure_rank(scores: Floats, place: int) -> float:
+    """The share of the other scores [token] that one is above; a tie counts half.
+
+    >>> measure_rank(np.array([0.5, 0.1, 0.5, 0.9]), 0)
+    0.5
+    """
+    others = np.delete(scores, place)
+    return float(((scores[place] > others) + 0.5 * (scores[place] == others)).mean())
 
 
 # ---- rows of attention ---------------------------------------------------------------------------
