@@ -83,6 +83,7 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
         "reproduce table1",
         "reproduce table2",
         "reproduce table3",
+        "reproduce statements",
     ):
         assert inside(monkeypatch, *command.split(), "--help") == 0
 

@@ -191,6 +191,7 @@ def test_a_comparison_has_a_scale_of_its_own() -> None:
 
 
 def test_higher_layers_stand_higher_in_every_figure_or_further_right() -> None:
+    assert SUNK.graph is not None
     flows = af.max_flow(SUNK.graph, source=(3, 0), target=(0, 2))
     drawings = [
         figures.heatmap(SUNK.rollout, 4),

@@ -318,7 +318,7 @@ def test_a_tokenizer_over_bytes_has_no_unknown_token_whatever_it_calls_so() -> N
     scores = [3.0, 2.0, 1.0, 0.0, 0.0]
     both = [af.faithfulness(model, "a b c", scores, replacement=way) for way in (None, "attention")]
     assert both[0] == both[1]
-    with pytest.raises(af.OptionError, match="needs a token of its own.*never gives it"):
+    with pytest.raises(af.OptionError, match=r"needs a token of its own.*never gives it"):
         af.faithfulness(model, "a b c", scores, replacement="unknown")
     # one over words does give it
     words = af.Model(build("llama"), word_tokenizer())

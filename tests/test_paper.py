@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.analysis.comparing import Differences
 from attnflow.cli import commands as cli
 from attnflow.paper import grammar, pictures, tables
 from attnflow.paper.agreement import Sentence, read_agreement
+from attnflow.paper.printed import PRINTED
+from attnflow.paper.runs import sample
 from tests.families import build, word_tokenizer
 
 ROWS = "VBZ\tthe key to the NNS\nVBP\tthe keys\n"
@@ -151,14 +154,21 @@ def test_the_grammars_words_are_all_in_the_vocabulary() -> None:
 # ---- tables --------------------------------------------------------------------------------------
 
 
+def differ(table: tables.PaperTable, special: bool, layer: int) -> Differences:
+    """How much higher rollout is than flow, by the report's own comparison."""
+    report = table.report.including(special)
+    return report.differences(layer=layer, methods=["rollout", "flow"])
+
+
 @pytest.mark.parametrize("name", ["table1", "table2"])
 def test_a_table_has_the_papers_rows_and_ours_with_and_without_cls(name: str) -> None:
     table = tables.compute_verb_number_table(name, limit=4, command="attnflow reproduce")
     rows = list(csv.DictReader(table.to_csv().splitlines()))
     assert [(row["method"], int(row["layer"])) for row in rows] == [
-        (m, layer) for m in af.METHODS for layer in range(1, 7)
+        (m, layer) for m in (*af.METHODS, "flow - rollout") for layer in range(1, 7)
     ]
-    printed = tables.PRINTED[name]
+    printed = PRINTED[name]
+    rows, differences = rows[:18], rows[18:]
     for row in rows:
         mean, deviation = printed.cells[row["method"]][int(row["layer"]) - 1]
         assert (float(row["paper_mean"]), float(row["paper_std"]), row["examples"]) == (
@@ -169,18 +179,26 @@ def test_a_table_has_the_papers_rows_and_ours_with_and_without_cls(name: str) ->
     for special, column in {True: "with_special_mean", False: "without_special_mean"}.items():
         expected = [row[3] for row in table.report.including(special).rows()]
         np.testing.assert_allclose([float(row[column] or "nan") for row in rows], expected)
+        paired = {
+            each.layer: each for layer in range(1, 7) for each in differ(table, special, layer)
+        }
+        for row in differences:
+            pair = paired[int(row["layer"])]
+            assert float(row[column]) == pytest.approx(-pair.difference)
+            assert float(row[column.replace("mean", "low")]) == pytest.approx(-pair.high)
+            assert float(row[column.replace("mean", "high")]) == pytest.approx(-pair.low)
     text = table.to_markdown()
     assert [
         text.count(word)
         for word in ("| the paper |", "| ours, with [CLS] |", "| ours, without [CLS] |")
-    ] == [3, 3, 3]
+    ] == [4, 4, 4]
     assert "attnflow's own grammar" in text
     assert "`attnflow reproduce`" in text
     assert table.report.against == (printed.against,)
 
 
 def test_the_paper_is_quoted_as_it_is_printed() -> None:
-    one, two, three = (tables.PRINTED[name].cells for name in ("table1", "table2", "table3"))
+    one, two, three = (PRINTED[name].cells for name in ("table1", "table2", "table3"))
     assert (one["raw"][0], one["flow"][5]) == ((0.69, 0.27), (0.70, 0.22))
     assert (two["raw"][2], two["rollout"][5]) == ((-0.06, 0.42), (0.54, 0.31))
     assert (three["raw"][0], three["flow"][3]) == ((0.12, 0.21), (0.14, 0.21))
@@ -201,6 +219,31 @@ def test_sentences_of_the_data_come_from_the_test_side_alone(tmp_path: Path) -> 
     assert set(side.values()) == {"test"}
     assert len(side) == 6
     assert f"test side of {tmp_path.name}" in table.to_markdown()
+
+
+def test_all_sides_of_the_data_are_used_on_request(tmp_path: Path) -> None:
+    words = [f"the {one} near {other}" for one in grammar.NOUNS for other in grammar.NOUNS]
+    found = [Sentence(tuple(each.split()), "singular", "x") for each in words]
+    everything = sample(found, 10_000, 0, "all")
+    assert set(everything) == set(found)
+    sides = [set(sample(found, 10_000, 0, side)) for side in ("train", "dev", "test")]
+    assert sum(map(len, sides)) == len(found)
+    assert set.union(*sides) == set(found)
+    (tmp_path / "numpred.val").write_text("".join(f"VBZ\t{each}\n" for each in words))
+    table = tables.compute_verb_number_table("table1", data=[tmp_path], limit=3, side="all")
+    assert f"sentences: all of {tmp_path.name};" in table.to_markdown()
+
+
+def test_seeds_of_one_recipe_are_one_table() -> None:
+    one, two = (
+        tables.compute_verb_number_table("table1", model=model, limit=5)
+        for model in ("verb-number", "verb-number,verb-number")
+    )
+    for single, double in zip(one.rows, two.rows, strict=True):
+        assert double.with_special.value == pytest.approx(single.with_special.value)
+        assert double.undefined == 2 * single.undefined
+    assert "bootstrap over sentences and 2 models" in two.to_markdown()
+    assert "accuracy 1.000, 1.000" in two.to_markdown()
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +290,7 @@ def test_table_3_takes_the_largest_row_of_four_layers(
     assert [(row["method"], row["layer"]) for row in rows[:5]] == [
         ("raw", layer) for layer in "1356"
     ] + [("rollout", "1")]
-    assert (tmp_path / "table3.md").read_text().count("| the paper |") == 3
+    assert (tmp_path / "table3.md").read_text().count("| the paper |") == 4
 
 
 def test_the_table_commands_write_both_forms_where_they_are_told(
@@ -270,7 +313,7 @@ def test_the_table_commands_write_both_forms_where_they_are_told(
     shown = capsys.readouterr()
     assert "input_gradient, sum" in shown.out
     assert (tmp_path / "two.md").read_text().strip() == shown.out.strip()
-    assert len((tmp_path / "two.csv").read_text().splitlines()) == 19
+    assert len((tmp_path / "two.csv").read_text().splitlines()) == 25
     assert "written:" in shown.err
 
 
@@ -281,6 +324,8 @@ def test_the_table_commands_write_both_forms_where_they_are_told(
         (["reproduce", "table1", "--out", "{folder}/no/such"], "does not exist"),
         (["reproduce", "table1", "--model", "{folder}/classifier"], "of a verb-number model"),
         (["reproduce", "table2", "--limit", "2", "--reduce", "max"], "unknown reduce 'max'"),
+        (["reproduce", "table1", "--side", "left"], "unknown side 'left'; choose from test, dev"),
+        (["reproduce", "table1", "--model", ","], "table1 needs a verb-number model; got ','"),
         (
             [
                 "reproduce",

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.cli import commands
 from attnflow.models.verb_number import VerbNumberConfig
 from attnflow.paper import grammar
 from attnflow.paper.agreement import Sentence
@@ -25,12 +27,15 @@ from attnflow.paper.augmentation import (
     parse,
     stream_sentences,
 )
+from attnflow.paper.cards import format_command, list_departures
 from attnflow.paper.nouns import Lexicon, build_lexicon
+from attnflow.paper.recipes import CAREFUL, PARTS, PLAIN, Recipe, choose_recipe
 from attnflow.paper.train_verb_number import (
     Batches,
-    Recipe,
     build_vocabulary,
+    compute_loss,
     count_right,
+    make_model,
     split_sides,
     train_verb_number,
 )
@@ -181,6 +186,81 @@ def test_a_batch_depends_on_its_step_alone(corpus: list[Sentence], lexicon: Lexi
     assert (late.ids[blanked] == vocabulary.unk_token_id).all()
 
 
+# ---- recipes -------------------------------------------------------------------------------------
+
+
+def test_the_parts_are_all_in_which_the_recipes_differ() -> None:
+    differing = {
+        option.name
+        for option in fields(Recipe)
+        if option.compare and getattr(PLAIN, option.name) != getattr(CAREFUL, option.name)
+    }
+    named = [option for options in PARTS.values() for option in options]
+    assert sorted(named) == sorted(differing)
+    assert choose_recipe("careful", without=PARTS) == PLAIN
+    for part, options in PARTS.items():
+        chosen = choose_recipe("careful", without=[part])
+        changed = {
+            option.name
+            for option in fields(Recipe)
+            if option.compare and getattr(chosen, option.name) != getattr(CAREFUL, option.name)
+        }
+        assert (chosen.name, changed) == (f"careful without {part}", set(options))
+
+
+def test_plain_sentences_are_those_of_the_data(corpus: list[Sentence], lexicon: Lexicon) -> None:
+    train = split_sides(corpus)["train"]
+    drawn = list(islice(stream_sentences(train, lexicon, PLAIN.mixture, random.Random(1)), 2000))
+    assert set(drawn) <= set(train)
+    counted = sum(bool(each.attractors) for each in drawn) / len(drawn)
+    assert counted == pytest.approx(0.51 / (0.51 + 0.396), abs=0.05)
+
+
+def test_a_plain_model_starts_as_gpt_2_does(corpus: list[Sentence], lexicon: Lexicon) -> None:
+    vocabulary = build_vocabulary(corpus)
+    plain, careful = (
+        make_model(vocabulary, lexicon, recipe, 0, None) for recipe in (PLAIN, CAREFUL)
+    )
+    for module in plain.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            assert float(module.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
+    first, second = (model.blocks[0].feed_forward[0].weight for model in (plain, careful))
+    ratio = (second / first).detach()
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 3.0))
+    assert {block.attention.dropout.p for block in plain.blocks} == {0.1}
+    assert {block.attention.dropout.p for block in careful.blocks} == {0.0}
+
+
+def test_words_that_are_not_guessed_do_not_count(corpus: list[Sentence], lexicon: Lexicon) -> None:
+    vocabulary = build_vocabulary(corpus)
+    model = make_model(vocabulary, lexicon, PLAIN, 0, TINY).eval()
+    batch = Batches(split_sides(corpus)["train"], vocabulary, lexicon, PLAIN, seed=3)(0)
+    assert (batch.truth >= 0).any()
+    with torch.no_grad():
+        plain, guessed = (
+            compute_loss(model, batch, replace(PLAIN, blank_loss=weight)) for weight in (0.0, 0.5)
+        )
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(batch.ids, batch.mask).logits.float()
+    assert float(plain) == pytest.approx(
+        float(torch.nn.functional.cross_entropy(logits, batch.labels)), abs=1e-6
+    )
+    assert float(guessed) > float(plain) + 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "without"), [("plain", []), ("careful", ["length", "blank-loss"])]
+)
+def test_the_command_in_a_card_trains_by_the_same_recipe(recipe: str, without: list[str]) -> None:
+    chosen = choose_recipe(recipe, without=without)
+    for steps, last in ((chosen.steps, "--seed=3"), (5, "--steps=5")):
+        command = format_command([Path("d")], Path("o"), 3, replace(chosen, steps=steps))
+        parts = [f"--without={part}" for part in without]
+        start = ["attnflow", "train", "verb-number", "--data=d", "--out=o", f"--recipe={recipe}"]
+        assert command.split()[: len(start) + len(parts)] == [*start, *parts]
+        assert command.endswith(last)
+
+
 # ---- training for real ---------------------------------------------------------------------------
 
 
@@ -201,7 +281,12 @@ def test_a_small_training_learns_and_its_model_loads(data: Path, tmp_path: Path)
     lines: list[str] = []
     size = VerbNumberConfig(0, num_hidden_layers=1, num_attention_heads=2, hidden_size=32)
     found = train_verb_number(
-        [data], tmp_path / "out", seed=1, steps=300, size=size, report=lines.append
+        [data],
+        tmp_path / "out",
+        recipe=choose_recipe(steps=300),
+        seed=1,
+        size=size,
+        report=lines.append,
     )
     assert found.test["natural"].accuracy > 0.85
     assert len(lines) == 4
@@ -222,12 +307,14 @@ def test_a_small_training_learns_and_its_model_loads(data: Path, tmp_path: Path)
 PROGRAM = """
 import sys, torch
 from pathlib import Path
-from attnflow.paper import train_verb_number as recipe
+from attnflow.paper.recipes import choose_recipe
+from attnflow.paper.train_verb_number import train_verb_number
 from tests.test_train_verb_number import TINY
 
 torch.set_num_threads(1)
 data, out, resume = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "resume"
-recipe.train_verb_number([data], out, seed=4, steps=40, size=TINY, resume=resume)
+recipe = choose_recipe("plain", steps=40)
+train_verb_number([data], out, recipe=recipe, seed=4, size=TINY, resume=resume)
 """
 
 
@@ -254,6 +341,87 @@ def test_killed_and_resumed_it_gives_the_weights_of_an_unbroken_run(
     for name in ("model.safetensors", "vocabulary.txt", "config.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
     assert not checkpoint.exists()
+
+
+def test_the_log_stands_beside_the_weights_and_goes_on_when_a_run_does(
+    data: Path, tmp_path: Path
+) -> None:
+    out, recipe = tmp_path / "out", choose_recipe("plain", steps=8)
+    stop = {"at": 3}
+
+    def report(line: str) -> None:
+        stop["at"] -= 1
+        if not stop["at"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_verb_number([data], out, recipe=recipe, seed=2, size=TINY, report=report)
+    before = (out / "training.log").read_text()
+    found = train_verb_number([data], out, recipe=recipe, seed=2, size=TINY, resume=True)
+    lines = (out / "training.log").read_text().splitlines()
+    assert "\n".join(lines).startswith(before)
+    assert lines[0].startswith('recipe plain, seed 2: {"name": "plain", "steps": 8, ')
+    steps = [line.split(":")[0] for line in lines if line.startswith("step ")]
+    assert steps == [f"step {step} of 8" for step in (2, 4, 6, 8)]
+    assert "stopped at step 6 of 8; pass --resume to continue" in lines
+    assert lines[-1].startswith("finished after")
+    card = (out / "README.md").read_text()
+    assert all(f"- {line}" in card for line in list_departures(recipe))
+    assert found.steps == 8
+
+
+def test_another_recipes_checkpoint_is_refused_and_left_alone(data: Path, tmp_path: Path) -> None:
+    out, plain = tmp_path / "out", choose_recipe("plain", steps=8)
+
+    def report(line: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_verb_number([data], out, recipe=plain, size=TINY, report=report)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    careful = choose_recipe("careful", steps=8)
+    with pytest.raises(af.FileError, match="recipe was plain, is careful") as error:
+        train_verb_number([data], out, recipe=careful, size=TINY, resume=True)
+    assert "\n" not in str(error.value)
+    with pytest.raises(af.FileError, match="holds an unfinished training; pass --resume"):
+        train_verb_number([data], out, recipe=careful, size=TINY)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+BAD_OPTIONS: dict[str, tuple[list[str], str]] = {
+    "recipe": (["--recipe", "fast"], "unknown recipe 'fast'; choose from plain, careful"),
+    "part": (["--without", "luck"], "unknown part 'luck'; choose from blank-loss, augmentation"),
+    "part of plain": (
+        ["--recipe", "plain", "--without", "length"],
+        "parts are left out of the careful recipe; got recipe 'plain' without length",
+    ),
+    "seed": (["--seed", "-1"], "Invalid value for '--seed'"),
+    "no seed": (["--seed", "lucky"], "Invalid value for '--seed'"),
+    "large seed": (["--seed", str(2**32)], "seed must be a whole number from 0 to 4294967295"),
+    "columns": (["--data", "bad.tsv"], "bad.tsv, line 1: the columns sentence, verb_pos"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_options_of_a_training_are_one_line(
+    name: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options, message = BAD_OPTIONS[name]
+    (tmp_path / "bad.tsv").write_text("sentence\tverb\tlabel\nthe key\tis\tVBZ\n")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "verb-number", "--data", str(data), "--out", "new", *options]
+    monkeypatch.setattr(sys, "argv", ["attnflow", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        commands.main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert len((shown.out + shown.err).strip().splitlines()) == 1
+    assert message in shown.err
+    assert not (tmp_path / "new").exists()
 
 
 def test_too_little_data_is_one_clear_line(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from attnflow.paper.sentiment import read_sst2, train_sentiment
 from attnflow.paper.training import Optimiser, Outcome, Task, train
 
 WORDS = 12
+FINISHED = ["model.safetensors", "training.log"]  # what a folder holds in the end
 STATE = Path("checkpoint") / "state.safetensors"
 
 
@@ -120,7 +121,7 @@ def test_training_lowers_the_loss_and_reports_each_measurement(
     assert losses[-1] < losses[0] / 2
     assert outcome.accuracy == 1.0
     assert outcome.steps == 100
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FINISHED
     assert capsys.readouterr() == ("", "")
 
 
@@ -301,7 +302,7 @@ def test_a_killed_training_resumes_to_the_same_weights_bit_for_bit(tmp_path: Pat
         torch.set_num_threads(threads)
     assert (resumed.steps, resumed.accuracy) == (unbroken.steps, unbroken.accuracy)
     assert_same_bits(tmp_path / "killed", tmp_path / "unbroken")
-    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == FINISHED
 
 
 @pytest.mark.parametrize("at", [3, 9, 15])  # before the first measurement, at one, between two
@@ -324,7 +325,7 @@ def test_a_save_that_failed_is_tried_again_by_resume(tmp_path: Path) -> None:
     with pytest.raises(af.FileError, match="No space left"):
         train(verb_task(), tmp_path, seed=0, resume=False, save=full)
     assert run(tmp_path, resume=True).steps == 40
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == FINISHED
 
 
 def test_a_write_that_fails_leaves_the_old_checkpoint_whole(
@@ -359,8 +360,9 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_whole(
 def test_what_a_killed_write_left_is_cleared_away(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / ".attnflow-abc").write_bytes(b"half")
+    (tmp_path / ".attnflow-def").write_bytes(b"half")
     run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == FINISHED
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 
 import attnflow as af
 from attnflow.models import verb_number
+from attnflow.models.loading import SHIPPED
 from attnflow.models.verb_number import (
     SPECIAL,
     VerbNumber,
@@ -21,6 +22,8 @@ from attnflow.models.verb_number import (
     classify_word,
     split_words,
 )
+from attnflow.paper.cards import list_departures
+from attnflow.paper.recipes import CAREFUL, PLAIN
 
 WEIGHTS = Path(verb_number.__file__).parent / "weights"
 SINGULAR = """
@@ -85,10 +88,27 @@ def test_the_bundled_model_knows_the_number_of_these_subjects() -> None:
     assert [label for label, _ in model.predict(list(pair))] == ["singular", "plural"]
 
 
-def test_the_bundled_model_has_the_size_of_the_papers() -> None:
-    config = af.load("verb-number").model.config
+@pytest.mark.parametrize(("name", "folder"), SHIPPED.items())
+def test_the_bundled_models_have_the_size_of_the_papers(name: str, folder: str) -> None:
+    model = af.load(name)
+    config = model.model.config
     assert (config.num_hidden_layers, config.num_attention_heads, config.hidden_size) == (6, 8, 128)
-    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 8_000_000
+    assert sum(path.stat().st_size for path in (WEIGHTS.parent / folder).iterdir()) < 5_000_000
+    assert model.origin == name
+
+
+def test_the_plain_model_has_the_shape_of_the_papers() -> None:
+    """Raw attention almost uniform above layer three, and the residual of CLS fading in rollout."""
+    model = af.load("verb-number-plain")
+    right = [label for label, _ in model.predict(SINGULAR + PLURAL)]
+    expected = ["singular"] * len(SINGULAR) + ["plural"] * len(PLURAL)
+    assert np.mean([one == other for one, other in zip(right, expected, strict=True)]) >= 0.7
+    attention = af.capture(model, "the man with the old books")
+    row = attention.weights[3:, 0, 0]  # [layer, key] of CLS
+    entropy = -(row * np.log(row)).sum(axis=-1) / np.log(row.shape[-1])
+    assert entropy.min() > 0.9
+    own = af.rollout(attention, positions=[0]).values[:, 0, 0]  # [layer]
+    assert (np.diff(own) < 0).all()
 
 
 def test_it_loads_without_transformers() -> None:
@@ -255,6 +275,16 @@ def test_a_full_disk_leaves_the_old_model_whole(
     with pytest.raises(af.FileError, match="No space left"):
         verb_number.save_verb_number(model, vocabulary, tiny)
     assert (tiny / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(("name", "folder"), SHIPPED.items())
+def test_a_card_names_all_that_differs_from_the_paper(name: str, folder: str) -> None:
+    recipe = PLAIN if name.endswith("plain") else CAREFUL
+    card = (WEIGHTS.parent / folder / "README.md").read_text()
+    for line in list_departures(recipe):
+        assert f"\n- {line}\n" in card
+    assert f'recipe "{recipe.name}"' in card
+    assert f"--recipe={recipe.name} --seed=0" in card
 
 
 def test_the_model_card_says_what_is_known(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
 "$work/venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$work" "$root"
+test "$(stat -c %s "$work"/attnflow-*.whl)" -lt 15000000
 "$work/venv/bin/pip" install --quiet "$(ls "$work"/attnflow-*.whl)[models]"
 cd "$work"
 "$work/venv/bin/attnflow" --version
@@ -28,5 +29,6 @@ assert [label for label, _ in model.predict(["the key to the cabinets", "they"])
 folder = Path(af.__file__).parent
 assert (folder / "py.typed").exists() and (folder / "models" / "weights" / "README.md").exists()
 assert af.evaluate(model, [("the key to the cabinets", "singular")]).examples
+assert af.load("verb-number-plain").predict(["they"])[0][0] == "plural"
 PYTHON
 echo "the wheel works"

@@ -65,8 +65,8 @@ def blank_out(
     replacement
         A token, its id, or "attention", which takes the token out of the attention mask. If None:
         UNK, or the mask token if there is no UNK, or "attention" if there is neither. An UNK that
-        also ends or starts texts, as GPT-2's, or that the tokenizer gives for no text, as tokenizers
-        over bytes, does not count as one.
+        also ends or starts texts, as GPT-2's, or that the tokenizer gives for no text, as one over
+        bytes, does not count.
     position
         As in `Model.predict`.
     groups

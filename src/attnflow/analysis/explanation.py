@@ -259,6 +259,11 @@ class Explanation(ArrayTable):
             return run_method(name, method, graph, **options)
 
     @property
+    def words(self) -> tuple[int | None, ...] | None:
+        """The number of the word per token; None if unknown."""
+        return next((result.words for result in self.results.values()), None)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """The text, or both of a pair; none for token ids, images and weights."""
         given = self.text if isinstance(self.text, tuple) else (self.text,)

@@ -75,10 +75,10 @@ def input_gradient(
     reduce
         "norm": the length of the gradient at the word embedding. "times_input": the absolute sum of
         gradient times input, both where the first block begins (word plus position, where a model
-        has both). "sum": the absolute sum of the gradient over the embedding axis, as the authors
-        of the paper score it. Where a layer norm reads the embedding (BERT, GPT-2, the model that
-        ships with attnflow), that sum is zero for every token, since a layer norm does not see a
-        number that is added to the whole vector; a `RoundingWarning` says so.
+        has both). "sum": the absolute sum of the gradient over the embedding axis, as in the
+        paper's Table 3. Where a layer norm reads the embedding (BERT, GPT-2, the model that ships
+        with attnflow), that sum is zero for every token, since a layer norm does not see a number
+        that is added to the whole vector; a `RoundingWarning` says so.
 
     >>> from attnflow import load
     >>> input_gradient(load("verb-number"), "the key to the cabinets").tokens

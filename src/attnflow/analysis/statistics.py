@@ -139,6 +139,33 @@ def bootstrap(values: Floats, *, seed: int = 0, resamples: int = RESAMPLES) -> t
     return float(low), float(high)
 
 
+def bootstrap_runs(
+    values: Floats, *, seed: int = 0, resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """The 95 % confidence interval of the mean of values [run, example], NaN left out.
+
+    Runs, such as trainings of several seeds, and examples are both resampled: the examples are the
+    same in every run. Of one run, it is `bootstrap` over its examples.
+
+    >>> alike, apart = np.zeros((3, 50)), np.repeat([[0.0], [1.0], [2.0]], 50, axis=1)
+    >>> bootstrap_runs(alike), bootstrap_runs(apart)[0] < 0.5 < 1.5 < bootstrap_runs(apart)[1]
+    ((0.0, 0.0), True)
+    """
+    runs, count = values.shape
+    known = ~np.isnan(values)
+    if runs == 1 or not known.any():
+        return bootstrap(values[known], seed=seed, resamples=resamples)
+    rng = np.random.default_rng(seed)
+    filled = np.where(known, values, 0.0)
+    means = []
+    for _ in range(resamples):
+        chosen = np.ix_(rng.integers(0, runs, runs), rng.integers(0, count, count))
+        if drawn := known[chosen].sum():
+            means.append(filled[chosen].sum() / drawn)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
 def find_p_value(differences: Floats, *, seed: int = 0) -> float:
     """The p value of a mean of paired differences [example], two-sided, by changes of sign.
 

@@ -8,7 +8,7 @@ import typer
 from attnflow.cli.evaluating import note_interruption
 from attnflow.cli.options import AnyModel, Limit, Seed, check_out, read_pair
 from attnflow.core.files import PICTURES, check_writable
-from attnflow.models.loading import BUNDLED
+from attnflow.models.loading import BUNDLED, SHIPPED
 from attnflow.show.terminal import print_markdown, say
 
 if TYPE_CHECKING:
@@ -36,7 +36,14 @@ Folder = Annotated[
     ),
 ]
 VerbNumber = Annotated[
-    str, typer.Option(help="A verb-number model: a folder, or the one that ships with attnflow.")
+    str,
+    typer.Option(
+        help="A verb-number model: a folder, or one that ships with attnflow; or several seeds of"
+        " one recipe, separated by commas."
+    ),
+]
+Side = Annotated[
+    str, typer.Option(help="Which side of the data's split: test, dev, train, or all of them.")
 ]
 Text = Annotated[
     str | None, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)
@@ -48,7 +55,8 @@ Picture = Annotated[
 Reduce = Annotated[
     str,
     typer.Option(
-        help="A token's gradient as one number: norm, times_input, or sum, as the authors did."
+        help="A token's gradient as one number: norm, times_input, or sum, as the authors' for"
+        " Table 3."
     ),
 ]
 Resume = Annotated[
@@ -69,6 +77,18 @@ Stem = Annotated[
 def verb_number_command(
     data: Data,
     out: Folder,
+    recipe: Annotated[
+        str, typer.Option(help="plain, as the paper describes it; or careful, as bundled.")
+    ] = "careful",
+    without: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PART",
+            help="Leave out a part of the careful recipe: blank-loss, augmentation, initialisation,"
+            " length or regularisation; may be given several times.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
     seed: Seed = 0,
     steps: Annotated[
         int | None,
@@ -77,9 +97,12 @@ def verb_number_command(
     resume: Resume = False,
 ) -> None:
     """Train the verb-number model on numpred.* files, or on the full corpus as .tsv or .tsv.gz."""
+    from attnflow.paper.recipes import choose_recipe
     from attnflow.paper.train_verb_number import train_verb_number
 
-    result = train_verb_number(data, out, seed=seed, steps=steps, resume=resume, report=say)
+    chosen = choose_recipe(recipe, without=without, steps=steps)
+
+    result = train_verb_number(data, out, recipe=chosen, seed=seed, resume=resume, report=say)
     for name, group in result.test.items():
         say(f"{name}: accuracy {group.accuracy:.3f} on {group.count:,} held-out sentences")
     say(f"{out}: {result.steps} steps, {result.seconds:.0f} s")
@@ -126,31 +149,34 @@ def sentiment_command(
 def table1(
     model: VerbNumber = BUNDLED,
     data: Data = [],  # noqa: B006  # typer's way to say that none need be given
+    side: Side = "test",
     limit: Limit = None,
     seed: Seed = 0,
     out: Stem = None,
 ) -> None:
     """Table 1: raw attention, rollout and flow against blank-out, on the verb-number model."""
-    verb_number_table("table1", model, data, limit, seed, out)
+    verb_number_table("table1", model, data, side, limit, seed, out)
 
 
 @reproduce.command()
 def table2(
     model: VerbNumber = BUNDLED,
     data: Data = [],  # noqa: B006
+    side: Side = "test",
     limit: Limit = None,
     seed: Seed = 0,
     reduce: Reduce = "norm",
     out: Stem = None,
 ) -> None:
     """Table 2: raw attention, rollout and flow against input gradients, verb-number model."""
-    verb_number_table("table2", model, data, limit, seed, out, reduce)
+    verb_number_table("table2", model, data, side, limit, seed, out, reduce)
 
 
 def verb_number_table(
     name: str,
     model: str,
     data: list[Path],
+    side: str,
     limit: int | None,
     seed: int,
     out: Path | None,
@@ -161,7 +187,7 @@ def verb_number_table(
     stem = find_stem(out, name)
     finish_table(
         tables.compute_verb_number_table(
-            name, model=model, data=data, limit=limit, seed=seed, reduce=reduce
+            name, model=model, data=data, side=side, limit=limit, seed=seed, reduce=reduce
         ),
         stem,
     )
@@ -206,6 +232,49 @@ def table3(
         ),
         stem,
     )
+
+
+@reproduce.command()
+def statements(
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="A verb-number model, or several seeds of one recipe, separated by commas; may be"
+            " given several times. Those that ship by default.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
+    data: Data = [],  # noqa: B006
+    side: Side = "test",
+    limit: Limit = None,
+    seed: Seed = 0,
+    masked_lm: Annotated[
+        str | None,
+        typer.Option(
+            help="A masked LM, for the statements about pronouns: a folder or a hub id, for"
+            " instance bert-base-uncased.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Stem = None,
+) -> None:
+    """Which statements of the paper hold on which model, each by a bound that is told."""
+    from attnflow.paper.judging import judge_statements
+    from attnflow.paper.tables import quote_command_line
+
+    stem = find_stem(out, "statements")
+    found = judge_statements(
+        model or tuple(SHIPPED),
+        data=data,
+        side=side,
+        limit=limit,
+        seed=seed,
+        masked_lm=masked_lm,
+        command=quote_command_line(),
+    )
+    paths = [found.save(f"{stem}{ending}") for ending in (".md", ".csv")]
+    print_markdown(found.to_markdown())
+    say(f"written: {', '.join(map(str, paths))}", err=True)
 
 
 @reproduce.command()

@@ -33,7 +33,7 @@ from attnflow.corpus.rows import PendingShards, Row
 from attnflow.corpus.shard import compute_shard
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError
 from attnflow.models.fingerprint import model_fingerprint
-from attnflow.models.loading import BUNDLED, load
+from attnflow.models.loading import SHIPPED, load
 from attnflow.models.model import Model
 
 STALLED = 86400.0  # seconds in which no shard moves, after which a pass is given up
@@ -67,7 +67,7 @@ def compute_on_ray(
             "num_cpus": 0,
             "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
         }
-        place = str(Path(name).resolve()) if name != BUNDLED and Path(name).is_dir() else name
+        place = str(Path(name).resolve()) if name not in SHIPPED and Path(name).is_dir() else name
         plan = {
             "name": place,
             "fingerprint": manifest.model["fingerprint"],

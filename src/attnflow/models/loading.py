@@ -37,6 +37,8 @@ from attnflow.models.planting import PREFIX, planted
 
 # the name of the model that ships with attnflow, and the model_type in its config.json
 BUNDLED = "verb-number"
+# the folders of all models that ship
+SHIPPED = {BUNDLED: "weights", f"{BUNDLED}-plain": "weights_plain"}
 IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -45,6 +47,7 @@ def load(name: str | os.PathLike[str] = BUNDLED) -> Model:
 
     A model's own code never runs, and a weight that is missing is an error. "verb-number" is the
     model that ships with attnflow: is the verb that follows these words singular or plural?
+    "verb-number-plain" is the same trained as the paper describes it: see docs/reproduction.md.
     "planted:copy" and the like are the models whose answers are known: see `planted`.
 
     Parameters
@@ -64,8 +67,8 @@ def load(name: str | os.PathLike[str] = BUNDLED) -> Model:
     <Model: BertModel, encoder>
     """
     require_torch()
-    if isinstance(name, str) and name == BUNDLED:
-        return load_bundled(str(resources.files("attnflow.models") / "weights"), BUNDLED)
+    if isinstance(name, str) and name in SHIPPED:
+        return load_bundled(str(resources.files("attnflow.models") / SHIPPED[name]), name)
     if isinstance(name, str) and name.startswith(PREFIX):
         return planted(name.removeprefix(PREFIX)).model
     with wrap_errors(name):

@@ -14,10 +14,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from attnflow.core.files import write_file
 from attnflow.errors import FileError
 
 WEIGHTS = "model.safetensors"  # a folder that holds this holds a finished model
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
+LOG = "training.log"
+MAX_DIFFERENCES = 4  # that a message names
 Tensors = dict[str, Tensor]
 
 
@@ -41,7 +44,12 @@ def claim_folder(folder: Path, resume: bool) -> Path:
                 f"{folder} holds no checkpoint to resume from; "
                 "leave --resume out to start from the beginning"
             )
-        leftovers = set(checkpoint.parent.glob(".attnflow-*"))  # of writes that were killed
+        leftovers = {  # of writes that were killed
+            path
+            for place in (folder, checkpoint.parent)
+            for path in place.glob(".attnflow-*")
+            if path.is_file()
+        }
         others = sorted(set(folder.rglob("*")) - leftovers - {checkpoint.parent})
         if others and not resume:
             raise FileError(
@@ -84,8 +92,11 @@ def check_options(path: Path, written: Mapping[str, object], given: Mapping[str,
     differing = [name for name in {**written, **given} if written.get(name) != given.get(name)]
     if differing:
         changes = ", ".join(
-            f"{name} was {written.get(name)}, is {given.get(name)}" for name in differing
+            f"{name} was {written.get(name)}, is {given.get(name)}"
+            for name in differing[:MAX_DIFFERENCES]
         )
+        more = len(differing) - MAX_DIFFERENCES
+        changes += f" and {more} more" if more > 0 else ""
         raise FileError(
             f"{path} is of a training with other options or data: {changes}; "
             "give the same, or choose another --out"
@@ -99,6 +110,12 @@ def compute_checksum(tensors: Tensors) -> int:
         octets = tensors[name].reshape(-1).view(torch.uint8).numpy()
         checksum = zlib.crc32(octets, zlib.crc32(name.encode(), checksum))
     return checksum
+
+
+def add_line(path: Path, line: str, *, first: str) -> None:
+    """Add a line to a log, which begins with `first`; a kill leaves it as it was."""
+    text = path.read_text(encoding="utf-8") if path.exists() else f"{first}\n"
+    write_file(path, lambda file: file.write(f"{text}{line}\n".encode()))
 
 
 def write_through(file: IO[bytes], data: bytes) -> None:

@@ -21,6 +21,8 @@ SENTENCES = (SENTENCE, "the article on NNP large systems", "here the NNS differ 
 MASK = "[MASK]"  # stands for the model's own mask
 PRONOUNS = (f"The author talked to Sara about {MASK} book.", f"Mary convinced John of {MASK} love.")
 REFERENCES = (("author", "Sara"), ("Mary", "John"))
+# whom a pronoun means
+REFERENTS = ({"his": "author", "her": "Sara"}, {"his": "John", "her": "Mary"})
 CANDIDATES = ("his", "her")
 
 
@@ -57,6 +59,26 @@ def figure_4(
 
     The attention shown is that to the two words that the pronoun may refer to.
     """
+    if len(texts) != len(references):
+        raise OptionError(
+            "each sentence needs its two references; "
+            f"got {len(texts)} sentences and {len(references)} pairs"
+        )
+    loaded, explanations = explain_masks(texts, model)
+    places = [
+        (find_word(explanation, one), find_word(explanation, other))
+        for explanation, (one, other) in zip(explanations, references, strict=True)
+    ]
+    return figures.pronoun(
+        explanations,
+        [compare_words(loaded, explanation, candidates) for explanation in explanations],
+        places,
+        label="relative probability",
+    )
+
+
+def explain_masks(texts: Sequence[str], model: Any) -> tuple[Model, list[Explanation]]:
+    """A masked LM, and its explanations of sentences with a mask."""
     loaded = (
         load(model)
         if isinstance(model, str)
@@ -69,12 +91,7 @@ def figure_4(
             "figure 4 needs a masked LM with a tokenizer that has a mask; "
             f"got {loaded.name}, {loaded.task}"
         )
-    if len(texts) != len(references):
-        raise OptionError(
-            "each sentence needs its two references; "
-            f"got {len(texts)} sentences and {len(references)} pairs"
-        )
-    explanations = [
+    return loaded, [
         explain(
             text.replace(MASK, loaded.tokenizer.mask_token),
             model=loaded,
@@ -83,16 +100,6 @@ def figure_4(
         )
         for text in texts
     ]
-    places = [
-        (find_word(explanation, one), find_word(explanation, other))
-        for explanation, (one, other) in zip(explanations, references, strict=True)
-    ]
-    return figures.pronoun(
-        explanations,
-        [compare_words(loaded, explanation, candidates) for explanation in explanations],
-        places,
-        label="relative probability",
-    )
 
 
 def compare_words(model: Model, explanation: Explanation, words: Sequence[str]) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """Train the model that ships with attnflow: from sentences to weights, vocabulary and card."""
 
 import random
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attnflow.core.files import write_file
-from attnflow.errors import FileError
+from attnflow.core.checks import is_integer
+from attnflow.core.files import dump_json, write_file
+from attnflow.errors import FileError, OptionError
 from attnflow.models.inputs import pad_ids
 from attnflow.models.verb_number import (
     LABELS,
@@ -24,49 +24,19 @@ from attnflow.models.verb_number import (
     save_verb_number,
 )
 from attnflow.paper.agreement import Sentence, read_agreement
-from attnflow.paper.augmentation import Mixture, stream_sentences
+from attnflow.paper.augmentation import stream_sentences
+from attnflow.paper.cards import Tally, format_card, format_command
 from attnflow.paper.checkpoint import claim_folder, digest
 from attnflow.paper.nouns import Lexicon, build_lexicon
+from attnflow.paper.recipes import CAREFUL, Recipe
 from attnflow.paper.training import Notify, Optimiser, Task, train
 
 MIN_COUNT = 2  # of a word on the train side, to be in the vocabulary
 POOL_BATCHES = 40  # whose sentences are sorted by length together, so that little is padding
 MEASURED_SENTENCES = 256  # in a batch when nothing is learned
+MAX_SEED = 2**32
 
 Pool = list[list[tuple[list[int], int]]]  # batches of token ids with their label
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The options of a training."""
-
-    steps: int = 7400
-    batch: int = 64
-    rate: float = 1.5e-3
-    warm_up: float = 0.04
-    fall: float = 0.4  # the share of the steps, at the end, over which the rate falls
-    decay: float = 0.05
-    average: float = 0.998
-    smoothing: float = 0.05  # of labels
-    blank: float = 0.07  # words that become UNK, and are guessed: so the model gets to know UNK
-    blank_loss: float = 0.3
-    tag: float = 0.05  # nouns that become NN or NNS, as the data writes rare ones
-    embedding: float = 4.0  # how much wider than usual the weights start
-    position: float = 2.0
-    linear: float = 3.0
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How often the model is right about some sentences."""
-
-    count: int
-    right: int
-
-    @property
-    def accuracy(self) -> float:
-        """The share that is right."""
-        return self.right / self.count if self.count else float("nan")
 
 
 @dataclass(frozen=True)
@@ -83,8 +53,8 @@ def train_verb_number(
     data: Iterable[Path],
     out: Path,
     *,
+    recipe: Recipe = CAREFUL,
     seed: int = 0,
-    steps: int | None = None,
     size: VerbNumberConfig | None = None,
     resume: bool = False,
     report: Notify | None = None,
@@ -95,9 +65,9 @@ def train_verb_number(
     the paper's; the vocabulary is that of the data in any case.
     """
     paths = list(data)
+    check_seed(seed)
     sides = split_sides(read_agreement(paths))
     claim_folder(out, resume)  # again in `train`; here it spares the rest
-    recipe = Recipe() if steps is None else Recipe(steps=steps)
     vocabulary, lexicon = build_vocabulary(sides["train"]), build_lexicon(sides["train"])
     model = make_model(vocabulary, lexicon, recipe, seed, size)
     task = make_task(model, vocabulary, lexicon, sides, recipe, seed)
@@ -106,9 +76,9 @@ def train_verb_number(
     def save(module: nn.Module) -> None:
         module.half().float()  # what is measured is what is written
         tallies.update(count_right(model, vocabulary, sides["test"]))
-        command = format_command(paths, out, seed, steps)
         sizes = {name: len(side) for name, side in sides.items()}
-        card = format_card(tallies, sizes, vocabulary, seed, recipe, command)
+        command = format_command(paths, out, seed, recipe)
+        card = format_card(tallies, sizes, len(vocabulary), seed, recipe, command)
         write_file(out / "README.md", lambda file: file.write(card.encode()))
         save_verb_number(model, vocabulary, out)
 
@@ -149,7 +119,7 @@ def make_model(
     seed: int,
     size: VerbNumberConfig | None,
 ) -> VerbNumber:
-    """A new model, in which words of one ending, number or noun share a part of their embedding."""
+    """A new model; `recipe` says how wide its weights start, and what embeddings share."""
     options = (
         {}
         if size is None
@@ -158,26 +128,34 @@ def make_model(
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = VerbNumber(VerbNumberConfig(len(vocabulary), **options))
-        common: dict[str, Tensor] = defaultdict(
-            lambda: torch.randn(model.config.hidden_size) * 0.02
-        )
-        for place, word in enumerate(vocabulary.words[len(SPECIAL) :], start=len(SPECIAL)):
-            forms = [
-                f"-{word[-end:]}" for end in (1, 2, 3) if word.islower() and len(word) > end + 1
-            ]
-            if word in lexicon.number:
-                lemma = min(word, lexicon.other[word]) if lexicon.is_paired(word) else word
-                forms += [f"number {lexicon.number[word]}", f"noun {lemma}"]
-            for form in forms:
-                model.token_embedding.weight[place] += common[form]
+        if recipe.shared:
+            share_embeddings(model, vocabulary, lexicon)
         model.token_embedding.weight *= recipe.embedding
         model.position_embedding.weight *= recipe.position
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 module.weight *= recipe.linear
     for block in model.blocks:
-        block.attention.dropout.p = 0.0  # drawing its noise would cost a tenth of the time
+        block.attention.dropout.p = recipe.attention_dropout
     return model
+
+
+def share_embeddings(model: VerbNumber, vocabulary: Vocabulary, lexicon: Lexicon) -> None:
+    """Add to each embedding a part that all words of the same ending, number or noun have."""
+    common: dict[str, Tensor] = defaultdict(lambda: torch.randn(model.config.hidden_size) * 0.02)
+    for place, word in enumerate(vocabulary.words[len(SPECIAL) :], start=len(SPECIAL)):
+        forms = [f"-{word[-end:]}" for end in (1, 2, 3) if word.islower() and len(word) > end + 1]
+        if word in lexicon.number:
+            lemma = min(word, lexicon.other[word]) if lexicon.is_paired(word) else word
+            forms += [f"number {lexicon.number[word]}", f"noun {lemma}"]
+        for form in forms:
+            model.token_embedding.weight[place] += common[form]
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what is no seed; torch's are limited."""
+    if not is_integer(seed) or not 0 <= seed < MAX_SEED:
+        raise OptionError(f"seed must be a whole number from 0 to {MAX_SEED - 1}; got {seed!r}")
 
 
 # ---- the task ------------------------------------------------------------------------------------
@@ -237,7 +215,7 @@ class Batches:
     def make_pools(self) -> Iterator[Pool]:
         """Pools of batches without end."""
         chance, size = random.Random(self.seed), self.recipe.batch
-        stream = stream_sentences(self.sentences, self.lexicon, Mixture(), chance)
+        stream = stream_sentences(self.sentences, self.lexicon, self.recipe.mixture, chance)
         while True:
             drawn = [
                 (self.encode(sentence, chance), LABELS.index(sentence.label))
@@ -293,9 +271,10 @@ def make_task(
             inertia=0.98,
         ),
         average=recipe.average,
+        title=f"recipe {recipe.name}, seed {seed}: {dump_json(asdict(recipe))}",
         options={
-            "recipe": asdict(recipe),
-            "mixture": asdict(Mixture()),
+            "recipe": recipe.name,
+            "options": digest(asdict(recipe)),
             "data": digest([sentence.text for sentence in sides["train"]]),
         },
     )
@@ -309,7 +288,7 @@ def compute_loss(model: VerbNumber, batch: Batch, recipe: Recipe) -> Tensor:
             model.classifier(states[:, 0]).float(), batch.labels, label_smoothing=recipe.smoothing
         )
         blanked = batch.truth >= 0
-        if blanked.any():
+        if recipe.blank_loss and blanked.any():
             # [blanked word, word of the vocabulary]
             scores = states[blanked] @ model.token_embedding.weight.T
             loss = loss + recipe.blank_loss * functional.cross_entropy(
@@ -353,68 +332,3 @@ def count_right(
         name: Tally(len(places), sum(right[place] for place in places))
         for name, places in sorted(members.items())
     }
-
-
-def format_command(data: Sequence[Path], out: Path, seed: int, steps: int | None) -> str:
-    """The command that trains the same model again."""
-    options = [f"--data={path}" for path in data] + [f"--out={out}", f"--seed={seed}"]
-    if steps is not None:
-        options.append(f"--steps={steps}")
-    return shlex.join(["attnflow", "train", "verb-number", *options])
-
-
-def format_card(
-    tallies: Mapping[str, Tally],
-    sizes: Mapping[str, int],
-    vocabulary: Vocabulary,
-    seed: int,
-    recipe: Recipe,
-    command: str,
-) -> str:
-    """The model card."""
-    rows = "\n".join(
-        f"| {name} | {tally.count:,} | {tally.accuracy:.3f} |" for name, tally in tallies.items()
-    )
-    return f"""# Is the verb that follows these words singular or plural?
-
-A Transformer encoder of GPT-2 blocks without a causal mask: 6 layers, 8 heads, width 128, a CLS
-token in front, whose state in the last layer goes to the classifier; the model of Abnar and Zuidema
-(2020), trained again by attnflow. Weights in float16, {len(vocabulary):,} words.
-
-## Accuracy on the test side
-
-| sentences | number | accuracy |
-| --- | --- | --- |
-{rows}
-
-`natural` are the sentences of all files that count no attractors; `attractors` are those of
-numpred.test.N, which have exactly N nouns of the other number between subject and verb. The paper
-reports 0.96, on another split of the full corpus.
-
-## Data and split
-
-Sentences up to their verb, from Linzen, Dupoux and Goldberg (2016), the simple release without its
-train file and its zero-attractor test file (numpred.val, numpred.test.1 to 5), and from the MASC
-corpus (numpred.masc), where every verb tagged VBZ or VBP gives one. So this is not the paper's
-split. The licence of the data: Linzen's sentences are from the English Wikipedia (CC BY-SA); MASC
-is free for research and commercial use. No sentence is in this folder; the vocabulary lists single
-words.
-
-The split is by a hash of the first four words: {sizes["train"]:,} sentences train,
-{sizes["dev"]:,} dev (to choose the weights), {sizes["test"]:,} test (measured once). Rows that
-begin with the same four words are on the same side.
-
-## Training
-
-{recipe.steps:,} steps of {recipe.batch} sentences, seed {seed}: natural sentences, sentences with
-attractors in five variants, and a few of a grammar, as in attnflow/paper/augmentation.py; words
-blanked out by UNK are guessed along the way. The command:
-
-    {command}
-
-## Limits
-
-It reads the words before a verb, in lower case. A word that it does not know is read as its class
-(NN, NNS, NNP, VBG ...), guessed from its form. MASC's rows may span clauses and ask for verbs that
-nothing announces, so no model is always right there. More than 63 words are refused.
-"""

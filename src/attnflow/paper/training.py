@@ -22,7 +22,9 @@ from attnflow.core.files import write_file
 from attnflow.errors import OptionError
 from attnflow.models.execution import evaluating
 from attnflow.paper.checkpoint import (
+    LOG,
     Tensors,
+    add_line,
     check_options,
     claim_folder,
     compute_checksum,
@@ -95,6 +97,7 @@ class Task:
     patience: int | None = None  # measurements without improvement before it stops
     # what else makes the run: sizes, `digest` of the data; as JSON
     options: Mapping[str, object] = field(default_factory=dict)
+    title: str = "training"  # the first line of the log
 
     def __post_init__(self) -> None:
         require("steps", self.steps, "1 or more", self.steps >= 1)
@@ -119,9 +122,9 @@ class Task:
             "patience": self.patience,
         }
         facts = {
+            **self.options,
             **own,
             **asdict(self.optimiser),
-            **self.options,
             "model": digest(shapes),
             "rates": digest(scales),
         }
@@ -149,10 +152,18 @@ def train(
 ) -> Outcome:
     """Train, give the module with the best weights to `save`, and remove the checkpoint.
 
-    `save` writes into `folder`, model.safetensors last. On Ctrl-C the step is finished, a
-    checkpoint is written, and KeyboardInterrupt is raised; a second Ctrl-C stops at once.
+    `save` writes into `folder`, model.safetensors last; training.log stands beside it. On Ctrl-C
+    the step is finished, a checkpoint is written, and KeyboardInterrupt is raised; a second Ctrl-C
+    stops at once.
     """
     checkpoint = claim_folder(Path(folder), resume)
+    log = Path(folder) / LOG
+
+    def note(line: str) -> None:
+        add_line(log, line, first=task.title)
+        if report is not None:
+            report(line)
+
     with repeatable(seed), stop_signal() as stopped, training_bar(task.steps) as show:
         run = Run(task, seed)
         if resume:
@@ -162,15 +173,14 @@ def train(
             show(run.step, loss, run.best_accuracy)
             if run.step % task.every == 0 or run.step == task.steps:
                 line = run.measure()
-                run.write(checkpoint)
-                if report is not None:
-                    report(line)
+                run.write(checkpoint)  # before the log, which so never is ahead of it
+                note(line)
             if stopped():
                 run.write(checkpoint)
-                if report is not None:
-                    report(f"stopped at step {run.step} of {task.steps}; pass --resume to continue")
+                note(f"stopped at step {run.step} of {task.steps}; pass --resume to continue")
                 raise KeyboardInterrupt
         load_weights(task.module, run.best)
+        add_line(log, f"finished after {run.seconds:.0f} s", first=task.title)
         save(task.module.eval())
     with suppress(OSError):  # the model is whole: what cannot be removed does no harm
         checkpoint.unlink()

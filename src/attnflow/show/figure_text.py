@@ -150,7 +150,7 @@ def text(
 
 def find_starts(scores: Any, tokens: Sequence[str]) -> list[bool]:
     """Whether each token starts a word: by the words of an explanation, or by the tokens' marks."""
-    words = scores.graph.words if isinstance(scores, Explanation) else None
+    words = scores.words if isinstance(scores, Explanation) else None
     fits = words is not None and len(words) == len(tokens)
     numbers = (words if fits else None) or number_marked(tokens)
     before = (None, *numbers)

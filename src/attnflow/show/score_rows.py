@@ -141,7 +141,7 @@ def explained_rows(
             tokens, values, groups = found.tokens, found.values, found.groups
             meaning = f"for {label_tokens([found.target])[0]}"
         if by_word and groups is None:
-            groups = word_groups(explanation.tokens, explanation.graph.words)
+            groups = word_groups(explanation.tokens, explanation.words)
         excluded = find_columns(groups, positions)
         notes = note_excluded(tokens, np.abs(values), excluded, what="shown")
         row = ScoreRow(
