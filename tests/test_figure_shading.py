@@ -113,7 +113,7 @@ def test_graphs_draw_no_edges_to_what_is_excluded(orientation: str) -> None:
         assert f"not drawn: [CLS] {100 * share:.0f} % of layer 3" in title_of(ax)
     labels = [text.get_text() for text in drawn.artists["key"].get_texts()]
     assert labels[1:3] == [f"{0.1 * largest:.2g}", f"{0.5 * largest:.2g}"]
-    assert labels[3].startswith(f"{largest:.2g}")
+    assert labels[3] in (f"{largest:.2g}", f"≥ {largest:.2g}")
 
 
 # ---- scales -------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_the_key_of_a_graph_has_the_widths_of_its_edges() -> None:
     )
     assert widest.get_linewidth() == pytest.approx(max(front.get_linewidths()))
     texts = [text.get_text() for text in drawn.artists["key"].get_texts()]
-    assert texts == ["token attention:", "0.025", "0.12", "0.25 or more"]
+    assert texts == ["token attention:", "0.025", "0.12", "≥ 0.25"]
     whole = figures.attention_graph(SUNK.rollout)
     assert whole.artists["key"].get_texts()[-1].get_text() == f"{SUNK.rollout.values.max():.2g}"
     given = figures.attention_graph(SUNK.rollout, ax=Figure().subplots())

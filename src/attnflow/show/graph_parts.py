@@ -34,7 +34,7 @@ STRONGEST = 400  # edges that it shows beyond
 KEY_SHARES = (0.1, 0.5, 1.0)  # of the widest edge: the lines that the key shows
 KEY = 0.25  # inches of the key
 KEY_PAD = 18.0  # points between the title and a graph that has a key above it
-BEHIND = "0.78"  # the grey of edges behind those in colour
+BEHIND = "0.82"  # the grey of edges behind those in colour
 
 
 def check_orientation(orientation: str) -> None:
@@ -165,7 +165,7 @@ def add_width_key(owner: Any, scale: float, colour: str, *, is_exceeded: bool, *
     for width, alpha in zip(widths, alphas, strict=True):
         lines.append(Line2D([], [], color=colour, linewidth=width, alpha=alpha))
     names = ["token attention:", *(f"{share * scale:.2g}" for share in KEY_SHARES)]
-    names[-1] += " or more" * is_exceeded
+    names[-1] = "≥ " * is_exceeded + names[-1]
     options: dict[str, Any] = {"loc": "outside lower center"}
     if hasattr(owner, "imshow"):  # axes: between the title and the graph
         options = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.1}
@@ -174,9 +174,9 @@ def add_width_key(owner: Any, scale: float, colour: str, *, is_exceeded: bool, *
         names,
         ncols=len(lines),
         frameon=False,
-        handlelength=1.4,
-        handletextpad=0.5,
-        columnspacing=1.0,
+        handlelength=1.2,
+        handletextpad=0.4,
+        columnspacing=0.8,
         **options,
     )
 
