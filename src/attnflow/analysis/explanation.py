@@ -123,7 +123,7 @@ class Explanation(ArrayTable):
     def first(self) -> str:
         """The name of the result that is shown first."""
         names = list(self.results)
-        on_attention = not names or self.graphs[names[0]].edge_name == "attention"
+        on_attention = not names or self.results[names[0]].edges == "attention"
         return "rollout" if on_attention and "rollout" in names else names[0] if names else ""
 
     @property
