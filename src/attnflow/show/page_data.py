@@ -59,7 +59,7 @@ LIMITS = {
     "edges": 400,  # at most so many of them are drawn
     "fold": 400,  # tokens above which the text folds into sentences
     "rows": 128,  # positions up to which the page computes the rows of all
-    "hover": 8_000_000,  # edges up to which paths follow the pointer
+    "hover": 1_500_000,  # edges up to which paths follow the pointer
     "table": 50,  # rows of a table at first
     "lines": 6,  # tokens followed over the layers
     "flows": TOP,  # tokens whose maximum flow is given

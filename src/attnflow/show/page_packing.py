@@ -150,14 +150,18 @@ def pool_tiles(values: Floats, positions: Sequence[int]) -> Data | None:
 
 def pack_flow(flow: MaxFlow) -> Data:
     """A maximum flow for JSON: its strongest edges as [layer, query, key, flow, in the cut]."""
+    lowest, cut = flow.target[0] + 1, set(flow.cut)
+    places = np.argwhere(flow.edges > 0)
+    amounts = flow.edges[tuple(places.T)]
+    strongest = places[np.argsort(-amounts, kind="stable")[:FLOW_EDGES]].tolist()
+    carrying = {(layer + lowest, query, key) for layer, query, key in strongest}
     rows = [
-        (layer, query, key, float(f"{amount:.4e}"), int(cut))
-        for layer, query, _, key, _, amount, cut in flow.rows()
+        (*edge, float(f"{flow.edges[edge[0] - lowest, edge[1], edge[2]]:.4e}"), int(edge in cut))
+        for edge in carrying | cut
     ]
-    rows.sort(key=lambda edge: (-edge[4], -edge[3]))
+    rows.sort(key=lambda edge: (-edge[4], -edge[3], edge))
     return {
         "target": list(flow.targets),
         "value": float(f"{flow.value:.5e}"),
-        "edges": rows[:FLOW_EDGES],
-        "left": max(0, len(rows) - FLOW_EDGES),
+        "edges": rows,
     }

@@ -5,7 +5,7 @@
  * Numbers of 16 bits in base64: as they are, or deflated with all high bytes before all low ones.
  * @typedef {{ shape: number[], float16?: string, deflated?: string }} Packed
  * @typedef {{ positions: number[], values: Packed }} PackedRows  values [layer, query, key]
- * @typedef {{ target: number[], value: number, edges: [number, number, number, number, number][], left: number }} Flow
+ * @typedef {{ target: number[], value: number, edges: [number, number, number, number, number][] }} Flow
  *   edges: layer, query, key, amount, 1 if in the cut
  *
  * @typedef {object} Method

@@ -1,7 +1,7 @@
 // @ts-check
 // ---- what the reader chose, and what follows from it ---------------------------------------------------------------------
 
-const AGAINST = { nothing: "nothing", even: "even attention", others: isGeneration ? "the other tokens of the answer" : "other positions" };
+const AGAINST = { nothing: "nothing", even: "even attention", others: isGeneration ? "the other tokens" : "other positions" };
 const UNIT_NAMES = Object.keys(UNITS);
 const hasSubwords = UNITS.word.length < keys;
 
@@ -71,12 +71,12 @@ const look = (method = state.method, { layer = state.layer, unit = state.unit, f
 /** By what a row is ranked: its numbers; compared with others, how much more than they it reads. */
 const rankingOf = (seen, against) => (against === "others" ? seen.shares.map((share, at) => Math.max(0, share - seen.expected[at])) : seen.row);
 
-/** The token of an answer that reads most unlike the others: a story opens there. */
+/** The token of an answer by which most of the prompt stands out: a story opens there. */
 function mostTelling() {
   let best = state.position, most = 0;
   for (let choice = 0; choice < tokens.length - keys; choice++) {
     const position = keys - 1 + choice, seen = look(state.method, { from: position, until: position });
-    const away = seen ? seen.shares.reduce((sum, share, at) => sum + Math.abs(share - seen.expected[at]), 0) : 0;
+    const away = seen ? seen.scaled.reduce((sum, tone) => sum + Math.max(0, tone), 0) : 0;
     if (away > most && !data.special[keys + choice] && /[\p{L}\p{N}]/u.test(names[keys + choice]) && !names[keys + choice].startsWith("\\")) [best, most] = [position, away];
   }
   return best;

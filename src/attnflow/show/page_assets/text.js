@@ -124,7 +124,7 @@ function paintLegend() {
   const stops = Array.from({ length: 17 }, (_, i) => tint(signed ? i / 8 - 1 : i / 16, against).fill);
   byId("legend").hidden = !seen || seen.isEven;
   byId("ramp").style.background = `linear-gradient(90deg, ${stops.join()})`;
-  const [low, middle, high] = against !== "nothing" ? ["⅛", "as expected", "8 times"] : signed ? ["against", "0", "for"] : ["0", "", number(seen?.most ?? 0, seen?.most)];
+  const [low, middle, high] = against !== "nothing" ? ["⅛", "as expected", `8 times ${AGAINST[against]}`] : signed ? ["against", "0", "for"] : ["0", "", number(seen?.most ?? 0, seen?.most)];
   byId("least").textContent = low;
   byId("middle").textContent = middle;
   byId("most").textContent = high;
