@@ -523,7 +523,7 @@ def test_the_strip_tells_where_each_token_read(visit: Open, story: af.Generation
 def test_a_generation_shows_a_method_of_the_users_own(visit: Open, story: af.Generation) -> None:
     mine = af.token_attention("mine", lambda graph: graph.weights**2)
     tab = visit(generation_page(story, story.plan(["rollout", mine])))
-    go_to(tab, method="mine", sinks="true")
+    go_to(tab, method="mine", sinks="true", position=story.size - 1)
     values = story.by(mine).values  # [generated, prompt, layer]
     assert np.abs(column(tab, "mine", story.size) - values[0, :, -1]).max() < CLOSE
 

@@ -91,19 +91,19 @@ function canvasOf({ width, height, draw }, canvas, scale) {
   return canvas;
 }
 
-/** The canvases of a drawing, which screen readers pass over: the table says it. The second one follows the pointer. */
-function stageOf(id) {
+/** A canvas of a drawing, which screen readers pass over: the table says it. The second one follows the pointer. */
+function canvasAt(id, layer) {
   const stage = byId(id);
-  while (stage.querySelectorAll("canvas").length < 2) {
+  while (stage.querySelectorAll("canvas").length <= layer) {
     const canvas = element("canvas");
     canvas.setAttribute("aria-hidden", "true");
     stage.append(canvas);
   }
-  return { stage, canvases: stage.querySelectorAll("canvas") };
+  return stage.querySelectorAll("canvas")[layer];
 }
 
 function paintOn(id, figure, layer = 0) {
-  canvasOf(figure, stageOf(id).canvases[layer], devicePixelRatio || 1);
+  canvasOf(figure, canvasAt(id, layer), devicePixelRatio || 1);
 }
 
 /** Room for a drawing, in pixels. */

@@ -68,8 +68,8 @@ const lookAt = remembered(500, (method, layer, from, until, unit, against, withS
 const look = (method = state.method, { layer = state.layer, unit = state.unit, from = state.position, until = state.until } = {}) =>
   lookAt(method, layer, from, until, unit, againstShown(method, unit), state.sinks);
 
-/** By what a row is ranked: its numbers; compared with others, how much more than they it reads. */
-const rankingOf = (seen, against) => (against === "others" ? seen.shares.map((share, at) => Math.max(0, share - seen.expected[at])) : seen.row);
+/** By what a row is ranked: its numbers; compared with others, how many times as much as they it reads, like the colours. */
+const rankingOf = (seen, against) => (against === "others" ? seen.ratio.map((ratio, at) => (seen.shares[at] > 0 && ratio > 1 ? Math.log2(ratio) : 0)) : seen.row);
 
 /** The token of an answer by which most of the prompt stands out: a story opens there. */
 function mostTelling() {

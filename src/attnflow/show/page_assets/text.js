@@ -173,14 +173,14 @@ function paintCard() {
   const seen = look(), unit = state.unit, against = againstShown(), ranks = seen ? rankingOf(seen, against) : [];
   const best = seen ? largest(ranks, 8, (at) => seen.counts[at]) : [], most = best.length ? Math.abs(ranks[best[0]]) : 0;
   const focus = state.hover ?? state.pin, marked = focus === null ? -1 : PLACES[unit][focus];
-  byId("card-title").textContent = isImportance() ? label(state.method) : against === "others" ? `Read more than by ${isGeneration ? "the others" : "other positions"}` : "Read most";
+  byId("card-title").textContent = isImportance() ? label(state.method) : against === "others" ? `Stands out against ${AGAINST.others}` : "Read most";
   byId("card-list").replaceChildren(...best.map((at) => {
     const item = element("li", seen.row[at] < 0 ? "against" : ""), name = element("span", "name", shortened(unitName(unit, at), 60));
     name.title = UNITS[unit][at].map((key) => tokens[key]).join("");
     item.style.setProperty("--share", `${(100 * Math.abs(ranks[at])) / most}%`);
     item.dataset.key = UNITS[unit][at][0];
     item.classList.toggle("marked", at === marked);
-    item.append(name, element("span", "value", isImportance() ? number(seen.row[at], most) : against === "others" ? `${percent(seen.shares[at])}, +${percent(ranks[at])}` : percent(seen.shares[at])));
+    item.append(name, element("span", "value", isImportance() ? number(seen.row[at], most) : against === "others" ? `${percent(seen.shares[at])}, ${times(seen.ratio[at])}` : percent(seen.shares[at])));
     return item;
   }));
   byId("card-focus").textContent = focus === null ? "Hover or focus a token for its numbers; click or Enter pins it." : tokenPhrase(focus);
