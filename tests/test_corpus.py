@@ -1130,6 +1130,7 @@ DAMAGES: list[tuple[tuple[str | int, ...], Any]] = [
     (("options", "edges"), ["a\x1b[31m"]),
     (("options", "own_edges"), {"other": "module:function"}),
     (("options", "own_edges"), {"attention": None}),
+    (("options", "segments"), "turns"),
     (("options", "importance"), ["rollout"]),
     (("options", "batch_tokens"), 0),
     (("options", "keep"), ["text"]),
@@ -1218,7 +1219,7 @@ def test_a_manifest_of_an_older_version_is_read(texts: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     begun(texts, out)
     content = json.loads((out / "manifest.json").read_text())
-    for option in ("keep", "functions", "graph", "without", "edges", "own_edges"):
+    for option in ("keep", "functions", "graph", "without", "edges", "own_edges", "segments"):
         del content["options"][option]
     (out / "manifest.json").write_text(json.dumps(content))
     assert verify_corpus(out) == []

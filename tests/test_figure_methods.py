@@ -121,8 +121,9 @@ def test_heat_maps_of_every_method(count: int, size: int) -> None:
 def test_graphs_of_every_method(count: int, size: int, orientation: str) -> None:
     explanation = explained(count, size)
     drawn = figures.compare_graphs(explanation, orientation=orientation)
-    assert list(drawn.artists) == list(NAMES[:count])
-    largest = max(result.values.max() for result in explanation.results.values())
+    assert list(drawn.artists) == [*NAMES[:count], "key"]
+    others = [place for place in range(size) if place != 1]
+    largest = max(result.values[:, 1][:, others].max() for result in explanation.results.values())
     thick = graph_parts.choose_thickness(size)
     for name, result in explanation.results.items():
         lines = drawn.artists[name]["edges"]
@@ -131,20 +132,29 @@ def test_graphs_of_every_method(count: int, size: int, orientation: str) -> None
             segments = segments[:, :, ::-1]
         queries, layers, keys = segments[:, 0, 0], segments[:, 0, 1], segments[:, 1, 0]
         weights = result.values[layers - 1, queries, keys]
-        np.testing.assert_allclose(lines.get_linewidths(), thick * weights / largest)
+        shares = np.minimum(weights / largest, 1.0)
+        np.testing.assert_allclose(lines.get_linewidths(), thick * shares)
         front = drawn.artists[name]["front"]
-        colour = colours.choose_look(name, NAMES).colour
-        assert {to_hex(edge).upper() for edge in front.get_colors()} == {colour.upper()}
+        colour = colours.darken(colours.choose_look(name, NAMES).colour)
+        assert {to_hex(edge) for edge in front.get_colors()} == {colour.lower()}
         assert len(front.get_segments()) == DEPTH * size
     check_texts(drawn)
 
 
 @pytest.mark.parametrize("orientation", ["up", "right"])
-def test_graphs_of_many_tokens_say_what_is_left_out(orientation: str) -> None:
-    drawn = figures.compare_graphs(explained(4, 45), orientation=orientation)
+@pytest.mark.parametrize(("count", "size"), [(4, 45), (3, 60), (6, 60)])
+def test_graphs_of_many_tokens_say_what_is_left_out(
+    count: int, size: int, orientation: str
+) -> None:
+    left_out = [0, size - 2, size - 1]
+    drawn = figures.compare_graphs(
+        explained(count, size), orientation=orientation, exclude=left_out
+    )
     for ax in drawn.axes:
-        note = "strongest 400 of 6,075 edges, and all of position 1"
-        assert note in " ".join(ax.get_title().split())
+        said = " ".join(ax.get_title().split())
+        note = f"strongest 400 of {3 * size * (size - 3):,} edges, and all of position 1"
+        assert note in said or len(ax.get_title()) > 100  # a name of many words is cut
+        assert "not drawn: token0" in said
     width, height = drawn.figure.get_size_inches()
     assert 0.4 < width / height < 2.5
     check_texts(drawn)
@@ -217,7 +227,16 @@ def light(colour: str) -> float:
     """The luminance of a colour, from 0 to 1."""
     channels = np.array(to_rgb(colour))
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
+    found = float(linear @ [0.2126, 0.7152, 0.0722])
+    assert colours.measure_light(to_hex(colour)) == pytest.approx(found, abs=2e-3)
+    return found
+
+
+def test_edges_in_front_stand_out_without_colour() -> None:
+    for colour in (*colours.METHOD_COLOURS.values(), *colours.OTHER_COLOURS):
+        front, behind = light(colours.darken(colour)), light(graph_parts.BEHIND)
+        assert (behind + 0.05) / (front + 0.05) > 3
+        assert (1.05) / (front + 0.05) > 4.5  # and from paper
 
 
 def test_heat_maps_have_the_colours_of_every_view() -> None:
@@ -336,10 +355,10 @@ def test_given_axes_are_as_many_as_methods() -> None:
 
 
 def test_figures_compute_no_token_attention() -> None:
-    names = ("figure*", "graph_parts", "drawing", "layout")
+    names = ("figure*", "graph_parts", "drawing", "layout", "shading", "score_rows")
     folder = Path(af.__file__).parent / "show"
     modules = [path for name in names for path in folder.glob(f"{name}.py")]
-    assert len(modules) == 11
+    assert len(modules) == 17
     for path in modules:
         assert not re.search(r"core\.(methods|flows|maxflow)|\.graph\(", path.read_text()), path
 

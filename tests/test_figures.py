@@ -142,9 +142,15 @@ FIGURES: dict[str, Callable[[], Drawing]] = {
     "layer_curves": lambda: figures.layer_curves(report()),
     "deletion_curves": lambda: figures.deletion_curves(measured()),
     "generation": lambda: figures.generation(story(), 2),
+    "compare_generations": lambda: figures.compare_generations([story().raw(), story().rollout()]),
+    "bars": lambda: figures.bars(EXPLAINED, names=["rollout", "raw"]),
+    "text": lambda: figures.text(EXPLAINED, names=["rollout", "raw"]),
     "edges": lambda: figures.edges(edge_graphs(), 2),
     "flow_paths": lambda: figures.flow_paths(af.max_flow(GRAPH, source=(3, 0), target=(0, 2))),
     "overlay": lambda: figures.overlay(VISION, PICTURE),
+    "compare_overlays": lambda: figures.compare_overlays(
+        replace(EXPLAINED, tokens=PATCHES, results={"raw": VISION}, picture=PICTURE / 255)
+    ),
 }
 
 
@@ -187,7 +193,9 @@ def test_every_figure_is_written_as_png_svg_and_pdf(name: str, tmp_path: Path) -
         path = drawn.save(tmp_path / f"figure.{ending}")
         assert path.read_bytes().startswith(start)
     assert any(
-        "layer" in text or "token attention" in text for text in texts_of(tmp_path / "figure.svg")
+        word in text
+        for text in texts_of(tmp_path / "figure.svg")
+        for word in ("layer", "token attention", "share of the darkest")
     )
     assert drawn._repr_png_().startswith(b"\x89PNG")
     assert repr(drawn).startswith("<Drawing: ")
@@ -298,9 +306,8 @@ def test_the_edges_of_the_chosen_node_are_in_front(layer: int | None) -> None:
     assert {query for _, query, _ in ends_of(front)} == {2}
     assert {each for each, _, _ in ends_of(front)} == ({1, 2, 3} if layer is None else {layer})
     assert not any(query == 2 and layer in (None, each) for each, query, _ in ends_of(behind))
-    assert (
-        matplotlib.colors.to_hex(front.get_colors()[0]) == colours.METHOD_COLOURS["rollout"].lower()
-    )
+    ink = colours.darken(colours.METHOD_COLOURS["rollout"])
+    assert matplotlib.colors.to_hex(front.get_colors()[0]) == ink
 
 
 def test_layers_go_right_if_asked() -> None:
@@ -348,13 +355,13 @@ def test_a_graph_draws_the_layers_and_positions_that_there_are() -> None:
 
 def test_compared_graphs_share_one_scale() -> None:
     drawn = figures.compare_graphs(EXPLAINED, position=1, orientation="up")
-    largest = max(result.values.max() for result in EXPLAINED.results.values())
+    others = [0, 2, 3, 4]  # the edge to itself holds the residual
+    largest = max(result.values[:, 1, others].max() for result in EXPLAINED.results.values())
     for name, result in EXPLAINED.results.items():
         lines = drawn.artists[name]["edges"]
         weights = np.array([result.at(query, layer)[key] for layer, query, key in ends_of(lines)])
-        assert np.allclose(
-            lines.get_linewidths(), graph_parts.choose_thickness(SIZE) * weights / largest
-        )
+        shares = np.minimum(weights / largest, 1.0)  # what is wider behind is not the subject
+        assert np.allclose(lines.get_linewidths(), graph_parts.choose_thickness(SIZE) * shares)
         assert {query for _, query, _ in ends_of(drawn.artists[name]["front"])} == {1}
     assert [ax.get_title() for ax in drawn.axes] == [
         "raw attention",
@@ -388,7 +395,7 @@ def test_paths_carry_the_flow_and_the_cut_is_marked() -> None:
 # ---- maps ---------------------------------------------------------------------------------------
 
 
-def test_a_heat_map_has_layers_down_and_tokens_across() -> None:
+def test_a_heat_map_has_layers_up_and_tokens_across() -> None:
     drawn = figures.heatmap(af.rollout(GRAPH, layers=[3, 1]), 2)
     shown = drawn.artists["map"]
     assert np.allclose(shown.get_array(), [ROLLOUT.at(2, 1), ROLLOUT.at(2, 3)])

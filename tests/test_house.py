@@ -111,7 +111,7 @@ except af.MissingExtraError as error:
 
 
 def test_the_kernels_know_numpy_numba_and_the_layers_only() -> None:
-    kernels = ("kernels", "capacities", "maxflow", "bounds", "mincut")
+    kernels = ("kernels", "capacities", "network", "maxflow", "bounds", "mincut")
     known = {f"attnflow.core.{name}" for name in ("arrays", "layers", *kernels)}
     for name in kernels:
         tree = ast.parse((SOURCE / "core" / f"{name}.py").read_text())

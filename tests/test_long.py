@@ -114,6 +114,92 @@ def test_rows_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatc
         assert np.abs(whole - pieces).max() < 1e-6
 
 
+OWN = af.edge_weight("squares", lambda mix: mix.attention.pow(2), residual="mixed")
+
+
+@pytest.mark.parametrize("edges", ["norm", "contribution", "effective", OWN])
+@pytest.mark.parametrize("family", STACKS)
+def test_rows_on_edges_equal_the_rollout_of_their_graph(
+    family: str, edges: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = af.Model(build(family)), example(family)
+    if not model.probe.interface:
+        with pytest.raises(af.CaptureError, match="attends outside of transformers' attention"):
+            af.rollout_rows(model, given, edges=edges, positions=[-1])
+        return
+    graph = af.attention_graph(model, given, edges=edges)
+    asked: dict[str, Any] = {"layers": [3, 1, 2], "positions": [5, -1, 2]}
+    for scores in (2**24, 100):  # all queries in one block, and one query in each
+        monkeypatch.setattr(sys.modules["attnflow.edges.blocks"], "BLOCK_WEIGHTS", scores)
+        for expected, rows in (
+            (af.rollout(graph, **asked), af.rollout_rows(model, given, edges=edges, **asked)),
+            (af.raw(graph, **asked), af.raw_rows(model, given, edges=edges, **asked)),
+        ):
+            assert np.abs(rows.values - expected.values).max() < SAME
+            for name in ("layers", "positions", "bottom", "tokens", "queries", "edges", "method"):
+                assert getattr(rows, name) == getattr(expected, name), name
+            assert rows.source is not None
+            assert expected.source is not None
+            assert rows.source.edges == expected.source.edges
+            assert rows.lost is None
+
+
+@pytest.mark.parametrize("edges", ["attention", "contribution"])
+def test_what_is_skipped_is_counted_and_bounds_the_difference(edges: str) -> None:
+    model = af.Model(build("llama"))
+    ids = torch.randint(0, 60, (40,), generator=torch.Generator().manual_seed(2)).tolist()
+    asked: dict[str, Any] = {"edges": edges, "positions": [-1, 20], "layers": [1, 2, 3]}
+    whole = af.rollout_rows(model, ids, **asked)
+    before = 0.0
+    for skip in (0.01, 0.1, 0.5):
+        rows = af.rollout_rows(model, ids, skip=skip, **asked)
+        assert rows.lost is not None
+        assert rows.lost.shape == (3, 2)
+        assert rows.lost.max() <= skip
+        assert rows.lost.max() >= before
+        before = float(rows.lost.max())
+        apart = np.abs(rows.values - whole.values).sum(axis=-1)
+        assert (apart <= 2 * rows.lost / (1 - rows.lost) + 1e-5).all()
+        assert np.abs(rows.values.sum(axis=-1) - 1).max() < 1e-12
+        assert rows.select(20, 3).lost is not None
+    assert before > 0
+
+
+BAD_EDGES: list[tuple[dict[str, Any], str]] = [
+    ({"edges": "gradient"}, "rows cannot be had on edges 'gradient': .* use 'attention', 'norm'"),
+    ({"edges": "value_zeroing"}, "rows cannot be had on edges 'value_zeroing': they need each"),
+    ({"edges": ["norm", "attention"]}, "rows are on one kind of edges; got norm, attention"),
+    ({"edges": "norms"}, "unknown edges 'norms'; choose from attention"),
+    ({"edges": "norm", "without": [0]}, r"are of attention; got edges 'norm' and without=\[0\]"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_EDGES)
+def test_edges_that_rows_cannot_have_get_one_clear_line(
+    options: dict[str, Any], message: str
+) -> None:
+    for function in (af.rollout_rows, af.raw_rows):
+        with pytest.raises(af.OptionError, match=message) as error:
+            function(build("llama"), IDS, positions=[-1], **options)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"residual": 0.5}, "hold the residual inside"),
+        ({"normalize": "receptive_field"}, "got edges 'norm' and normalize='receptive_field'"),
+        ({"skip": 1.0}, "skip must be a number from 0 up to but not including 1; got 1.0"),
+        ({"skip": "little"}, "skip must be a number from 0"),
+    ],
+)
+def test_options_that_edges_cannot_have_get_one_clear_line(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(af.OptionError, match=message):
+        af.rollout_rows(build("llama"), IDS, positions=[-1], edges="norm", **options)
+
+
 def test_the_top_layer_is_the_default_and_several_inputs_give_a_list() -> None:
     model = build("llama")
     rows = af.rollout_rows(model, IDS, positions=[-1])
@@ -129,7 +215,8 @@ def test_the_top_layer_is_the_default_and_several_inputs_give_a_list() -> None:
             assert np.array_equal(each.values, alone.values)
 
 
-def test_no_matrix_is_ever_in_memory() -> None:
+@pytest.mark.parametrize("edges", ["attention", "norm", "contribution"])
+def test_no_matrix_is_ever_in_memory(edges: str) -> None:
     """The largest tensor that is made while rows travel, 600 positions long, is no 600 x 600."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -147,13 +234,17 @@ def test_no_matrix_is_ever_in_memory() -> None:
     config = text(t.LlamaConfig, max_position_embeddings=1000, num_key_value_heads=2)()
     model = af.Model(t.LlamaForCausalLM._from_config(config).eval())
     ids = torch.randint(0, 60, (600,)).tolist()
-    _ = model.probe
+    asked: dict[str, Any] = {"positions": range(-8, 0), "edges": edges}
+    af.rollout_rows(model, ids[:4], positions=[-1], edges=edges)  # so that it has been traced
     with pytest.MonkeyPatch.context() as patch, Watch() as watch:
         patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_SCORES", 10_000)
         patch.setattr(sys.modules["attnflow.capturing.carrying"], "BLOCK_QUERIES", 5)
-        rows = af.rollout_rows(model, ids, positions=range(-8, 0))
-    assert 0 < watch.largest < 600 * 600 / 5
-    expected = af.rollout(af.capture(model, ids), layers=[3], positions=range(-8, 0))
+        patch.setattr(sys.modules["attnflow.edges.blocks"], "BLOCK_WEIGHTS", 10_000)
+        rows = af.rollout_rows(model, ids, **asked)
+    # the vectors of all heads, which are linear in the length, are [4, 600, 32]
+    assert 0 < watch.largest <= max(600 * 600 / 5, 4 * 600 * 32)
+    graph = af.attention_graph(model, ids, edges=edges)
+    expected = af.rollout(graph, layers=[3], positions=range(-8, 0))
     assert np.abs(rows.values - expected.values).max() < SAME
 
 
@@ -379,6 +470,297 @@ def test_a_capture_beyond_memory_names_what_needs_none(monkeypatch: pytest.Monke
     af.rollout_rows(build("llama"), IDS, positions=[-1])
 
 
+# ---- explanations and generations ---------------------------------------------------------------
+
+LONG = "the key is lost. Here the cabinets are lost? Here is the key to the cabinets"
+CHAT = [
+    {"role": "user", "content": "the key is lost"},
+    {"role": "assistant", "content": "is the key here"},
+]
+
+
+@pytest.fixture
+def short_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of more than 8 tokens are long."""
+    for name in ("long_inputs", "explaining", "generation"):
+        monkeypatch.setattr(sys.modules[f"attnflow.analysis.{name}"], "ROWS_ABOVE", 8)
+
+
+@pytest.fixture(scope="module")
+def writer() -> af.Model:
+    """A decoder with a tokenizer of words and a template of chats."""
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}[MASK] {{ m['role'] }} {{ m['content'] | trim }} [SEP]{% endfor %}"
+    )
+    return af.Model(build("llama"), tokenizer)
+
+
+EVERYTHING: dict[str, Any] = {"edges": ["contribution", "attention"], "importance": ()}
+
+
+def test_a_long_input_is_explained_by_rows(
+    writer: af.Model, request: pytest.FixtureRequest
+) -> None:
+    whole = af.explain(LONG, model=writer, methods=["raw", "rollout"], **EVERYTHING)
+    assert whole.graph is not None
+    request.getfixturevalue("short_graphs")
+    found = af.explain(LONG, model=writer)
+    assert list(found.results) == ["raw", "rollout"]
+    assert found.first == "rollout"
+    assert any("rows are of attention alone; edges=['contribution'" in note for note in found.notes)
+    found = af.explain(LONG, model=writer, edges=["contribution", "attention"])
+    assert found.graph is None
+    assert found.graphs == {}
+    assert list(found.results) == [
+        "contribution raw",
+        "contribution rollout",
+        "raw",
+        "rollout",
+    ]
+    assert found.first == "contribution raw"
+    assert found.depth == 3
+    assert found.prediction is not None
+    assert whole.prediction is not None
+    assert found.prediction[0] == whole.prediction[0]
+    assert abs(found.prediction[1] - whole.prediction[1]) < 1e-5
+    for name, result in found.results.items():
+        assert (result.positions, result.layers) == ((found.position,), (1, 2, 3))
+        apart = np.abs(result.values[:, 0] - whole.results[name].values[:, found.position])
+        lost = 0.0 if result.lost is None else result.lost.max()
+        assert lost <= 1e-3
+        assert apart.max() < SAME + 2 * lost
+    assert any(
+        note.startswith("flow is left out: it needs the whole graph") for note in found.notes
+    )
+    assert any("importance is left out above 8 tokens" in note for note in found.notes)
+    assert [group.name for group in found.segments] == [
+        "the key is lost.",
+        "Here the cabinets are lost?",
+        "Here is the key to the cabinets",
+        "(rest)",
+    ]
+    folded = found.row("rollout", by_segment=True)
+    for share, group in zip(folded.at(found.position), found.segments, strict=True):
+        assert abs(share - found.rollout.at(found.position)[list(group.positions)].sum()) < 1e-12
+    assert found.row("rollout", by_word=True).at(found.position).sum() == pytest.approx(1)
+    assert found.sinks == ()
+    assert "read mostly" in found.summary()
+    with pytest.raises(af.OptionError, match="no weights of heads"):
+        _ = found.attention
+
+
+def test_what_a_long_input_is_asked_for_by_name_still_comes(
+    writer: af.Model, short_graphs: None
+) -> None:
+    assert af.explain(LONG, model=writer, methods=["flow"], importance=()).graph is not None
+    assert "blank_out" in af.explain(LONG, model=writer, importance=["blank_out"]).importance
+    assert af.explain(LONG, model=writer, edges="gradient", methods=["rollout"]).graph is not None
+    assert af.explain(LONG, model=writer, heads=None).graph is not None
+    rows = af.explain(LONG, model=writer, methods=["rollout"], without=[0])
+    assert list(rows.results) == ["rollout"]
+    assert rows.rollout.removed == (0,)
+    assert rows.residual == 0.5
+    field = af.explain(LONG, model=writer, normalize="receptive_field")
+    assert list(field.results) == ["raw", "rollout"]
+    for result in field.results.values():
+        assert result.normalize == "receptive_field"
+    with pytest.raises(af.OptionError, match="does not add up over a segment's tokens"):
+        field.row("rollout", by_segment=True)
+
+
+def test_a_long_input_of_any_model_is_explained(short_graphs: None) -> None:
+    for family in ("bloom", "bert", "modernbert", "gpt-oss"):
+        options: dict[str, Any] = {"position": -1} if family == "modernbert" else {}
+        found = af.explain([*IDS], model=build(family), **options)
+        assert list(found.results) == ["raw", "rollout"]
+        assert (found.prediction is None) == (family == "bert")
+        assert found.segments == ()
+    story = af.generate(build("bloom"), IDS, max_new_tokens=2, eos_token_id=None)
+    assert story.rollout().values.shape == (2, 11, 3)
+
+
+def test_a_long_explanation_is_shown_and_saved(
+    writer: af.Model,
+    short_graphs: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rich.console import Console
+
+    from attnflow.show.answers import print_explanation
+
+    found = af.explain(LONG, model=writer)
+    print_explanation(Console(width=140), found)
+    shown = capsys.readouterr().out
+    assert "Here the cabinets are lost?" in shown
+    assert shown.count("█") + shown.count("#") > 10
+    for ending in (".html", ".json", ".csv", ".npz", ".md"):
+        assert found.save(tmp_path / f"long{ending}").stat().st_size > 100
+    content = json.loads((tmp_path / "long.json").read_text())
+    assert content["segments"][0] == ["the key is lost.", [1, 2, 3, 4, 5]]
+    with pytest.raises(af.OptionError, match="a picture has no room for 20 tokens; save a page"):
+        found.save(tmp_path / "long.png")
+
+
+def test_a_chat_is_explained_with_a_bar_per_turn(
+    writer: af.Model, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    from rich.console import Console
+
+    from attnflow.show.answers import print_explanation
+
+    for _ in ("short", "long"):
+        found = af.explain(CHAT, model=writer)
+        assert [group.name for group in found.segments] == ["1 user", "2 assistant", "(rest)"]
+        assert found.texts[0].startswith("[MASK] user the key is lost")
+        print_explanation(Console(width=140), found)
+        assert "2 assistant" in capsys.readouterr().out
+        shares = af.rollout_segments(writer, CHAT, segments="turns", positions=[-1])
+        folded = found.row("rollout", by_segment=True)
+        assert np.abs(folded.at(found.position) - shares.at(-1)).max() < SAME
+        request.getfixturevalue("short_graphs")
+
+
+def test_after_a_long_prompt_rows_of_generated_tokens_are_read(
+    writer: af.Model,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 5, "eos_token_id": None}
+    whole = af.generate(writer, LONG, **options)
+    request.getfixturevalue("short_graphs")
+    monkeypatch.setattr(sys.modules["attnflow.edges.rows"], "TOGETHER", 2)  # so in three parts
+    assert af.generate(writer, LONG, **options).edges == ("attention",)
+    kinds = ["contribution", "attention"]
+    story, brief = af.generate(writer, [LONG, "the key"], edges=kinds, **options)
+    assert brief.captured is not None
+    assert story.captured is None
+    assert (story.tokens, story.prompt) == (whole.tokens, whole.prompt)
+    assert np.allclose(story.probabilities, whole.probabilities, atol=1e-5)
+    assert story.positions == whole.positions
+    assert story.edges == ("contribution", "attention")
+    for method in ("raw", "rollout"):
+        for normalize in (None, "sum", "receptive_field"):
+            expected = whole.by(method, normalize=normalize)
+            found = story.by(method, normalize=normalize)
+            assert np.abs(found.values - expected.values).max() < SAME
+        expected, found = (each.by(method, edges="contribution") for each in (whole, story))
+        assert np.abs(found.values - expected.values).max() < 2e-3
+        assert (found.method, found.layers) == (expected.method, expected.layers)
+    assert (
+        np.abs(story.rollout(without=[0]).values - whole.rollout(without=[0]).values).max() < SAME
+    )
+    assert story.save(tmp_path / "story.html").stat().st_size > 1000
+    assert story.sinks == ()
+    assert "read mostly" in story.summary().lower()
+    for ask, message in (
+        (lambda: story.flow(), "raw and rollout are all there is"),
+        (lambda: story.attention, "attention is not kept"),
+        (lambda: story.rollout(edges="norm"), "it has contribution, attention"),
+        (lambda: story.rollout(edges="contribution", residual=0.5), "make a graph of attention"),
+    ):
+        with pytest.raises(af.OptionError, match=message):
+            ask()
+
+
+@pytest.mark.parametrize("family", [*DECODERS, "deepseek-v3", "mpt"])
+def test_rows_after_a_long_prompt_come_from_the_cache_or_from_one_more_pass(
+    family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = other(family) if family in OTHERS else build(family)
+    options: dict[str, Any] = {"max_new_tokens": 4, "eos_token_id": None, "edges": "attention"}
+    whole = af.generate(model, IDS, **options)
+    request.getfixturevalue("short_graphs")
+    story = af.generate(model, IDS, **options)
+    assert (story.captured, story.tokens) == (None, whole.tokens)
+    runs = []
+    rows = sys.modules["attnflow.edges.rows"]
+    original = rows.run_layers
+
+    def count(*given: Any, **more: Any) -> Any:
+        runs.append(given)
+        return original(*given, **more)
+
+    monkeypatch.setattr(rows, "run_layers", count)
+    for method in ("raw", "rollout"):
+        found, expected = story.by(method), whole.by(method)
+        assert np.abs(found.values - expected.values).max() < SAME
+    # windows and score biases hide more than the future, or are no queries and keys
+    from_cache = family in ("gpt2", "gpt-neox", "opt", "llama", "qwen3", "phi3", "deepseek-v3")
+    assert len(runs) == (0 if from_cache else 2)
+
+
+@pytest.mark.parametrize("edges", ["attention", "norm"])
+def test_a_graph_beyond_memory_names_what_needs_none(
+    edges: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening = sys.modules["attnflow.models.listening"]
+    monkeypatch.setattr(listening, "LITTLE_MEMORY", 0)
+    monkeypatch.setattr(listening, "find_available_memory", lambda: 1000)
+    for ask in (
+        lambda: af.attention_graph(build("llama"), IDS, edges=edges),
+        lambda: af.explain(IDS, model=build("llama"), edges=edges),
+        lambda: af.generate(build("llama"), IDS, edges=edges, max_new_tokens=2),
+    ):
+        with pytest.raises(MemoryError, match="rollout_rows and rollout_segments build no such"):
+            ask()
+    af.rollout_rows(build("llama"), IDS, positions=[-1], edges=edges)
+
+
+# ---- a corpus of segments -----------------------------------------------------------------------
+
+
+def test_a_corpus_of_segments_has_one_list_per_layer(
+    folder: Path, reader: af.Model, tmp_path: Path
+) -> None:
+    texts = [LONG, "the key. Here", ""]
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": each}) for each in texts))
+    model, out = str(folder / "encoder"), tmp_path / "out"
+    manifest = af.explain_corpus(
+        tmp_path / "texts.jsonl", out, model=model, segments="sentences", layers=[1, 3]
+    )
+    assert (manifest.rows, manifest.errors) == (3, 1)
+    table = af.read_corpus(out).to_pylist()
+    for row, given in zip(table, texts, strict=False):
+        shares = af.rollout_segments(
+            af.load(model), given, segments="sentences", layers=[1, 3], positions=[0]
+        )
+        assert row["segments"] == list(shares.tokens)
+        assert row["segment_tokens"] == [len(group.positions) for group in shares.groups or ()]
+        assert np.abs(np.array(row["rollout"]) - shares.values[:, 0]).max() < 1e-6
+    again = af.explain_corpus(tmp_path / "texts.jsonl", out)  # which recalls the options
+    assert again.options["segments"] == "sentences"
+    assert again.options["methods"] == ["rollout"]
+    from attnflow.corpus.scores import top_words
+    from attnflow.corpus.status import verify_corpus
+
+    assert verify_corpus(out) == []
+    with pytest.raises(af.OptionError, match="holds shares of sentences, not of tokens"):
+        top_words(out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"segments": "turns"}, "unknown segments 'turns'; choose from sentences, lines, words"),
+        ({"methods": ["raw"]}, "are of rollout on attention; got methods"),
+        ({"edges": "norm"}, "are of rollout on attention; got edges"),
+        ({"position": "mean"}, "are of one position; got 'mean'"),
+        ({"normalize": None}, "got normalize None: leave it out"),
+    ],
+)
+def test_a_corpus_of_segments_refuses_what_it_cannot_have(
+    options: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "texts.csv").write_text("text\nthe key\n")
+    asked: dict[str, Any] = {"model": str(folder / "encoder"), "segments": "sentences", **options}
+    with pytest.raises(af.OptionError, match=message):
+        af.explain_corpus(tmp_path / "texts.csv", tmp_path / "out", **asked)
+
+
 # ---- the command line ---------------------------------------------------------------------------
 
 
@@ -397,10 +779,15 @@ def folder(reader: af.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
+    """The exit status of the command that shares segments, run in this process."""
+    return run(monkeypatch, folder, "segments", "encoder", *arguments)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
     """The exit status of the command line, run in this process."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(sys, "argv", ["attnflow", "segments", "encoder", *arguments])
+    monkeypatch.setattr(sys, "argv", ["attnflow", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)
@@ -456,3 +843,28 @@ def test_a_bad_command_line_gets_one_clear_line(
     said = [line for line in said if line and not line.startswith("Loading weights")]
     assert len(said) == 1
     assert message in said[0]
+
+
+def test_long_texts_are_folded_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    writer: af.Model,
+    short_graphs: None,
+) -> None:
+    writer.model.save_pretrained(folder / "decoder")
+    writer.tokenizer.save_pretrained(folder / "decoder")
+    assert run(monkeypatch, folder, "explain", LONG, "--model", "decoder") == 0
+    said = capsys.readouterr()
+    assert "Here the cabinets are lost?" in said.out
+    assert "flow is left out: it needs the whole graph" in " ".join(said.err.split())
+    assert run(monkeypatch, folder, "explain", LONG, "--model", "decoder", "--out", "l.html") == 0
+    assert (folder / "l.html").stat().st_size > 1000
+    capsys.readouterr()
+    arguments = ["generate", "decoder", LONG, "--max-new-tokens", "3"]
+    assert run(monkeypatch, folder, *arguments) == 0
+    assert "rollout, layer 3 of 3, against the others:" in capsys.readouterr().out
+    (folder / "texts.csv").write_text("text\n" + LONG + "\n")
+    arguments = ["corpus", "run", "texts.csv", "--out", "shares", "--model", "encoder"]
+    assert run(monkeypatch, folder, *arguments, "--segments", "sentences") == 0
+    assert af.read_corpus(folder / "shares").column("segments").to_pylist()[0][0] == LONG[:16]

@@ -217,6 +217,22 @@ def test_groups_on_real_attention_equal_igraph(
         assert abs(flows[source, group] - expected) <= EXACT * max_sum(edges)
 
 
+@pytest.mark.parametrize("seed", range(150))
+def test_a_target_column_that_fills_up_keeps_every_capacity(seed: int) -> None:
+    """What slides down the target's column is booked late: no other path may use it twice."""
+    rng = np.random.default_rng(seed)
+    size, layers = int(rng.integers(2, 7)), int(rng.integers(5, 9))
+    edges = rng.random((layers, size, size)) * (rng.random((layers, size, size)) < 0.5)
+    source, target = rng.integers(0, size, 2).tolist()
+    edges[:, target, target] = rng.choice([0.2, 0.5, 1.0], layers)  # wide or narrow, by layer
+    edges[0, :, target] = 0.3 * rng.random(size)  # and its demand is soon met
+    edges[0, target, target] = 0.35
+    best = certificate(edges, source, target)
+    check_flow(edges, best, source, target)
+    alone = find_flows(edges, np.array([source]))[0, target]
+    assert abs(alone - best.value) <= SAME * max_sum(edges)
+
+
 def test_flow_to_a_group_is_not_the_sum_of_flows() -> None:
     """Two targets that share one narrow edge: each gets all of it, both together no more."""
     edges = np.zeros((3, 3, 3))

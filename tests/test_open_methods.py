@@ -50,6 +50,7 @@ def test_a_method_of_five_lines_is_seen_at_every_door(
     model: af.Model, story: af.Generation, tmp_path: Path
 ) -> None:
     explanation = af.explain(TEXT, methods={**FOUR, "mine": MINE})
+    assert explanation.graph is not None
     expected = reversed_rollout(explanation.graph)
     expected /= expected.sum(axis=-1, keepdims=True)
     assert list(explanation.results) == ["raw", "rollout", "flow", "mine"]
@@ -357,6 +358,7 @@ def test_a_graph_of_ones_own_goes_through_explain_evaluate_and_generate(
     for options in ({"without": [1]}, {"graph": lambda attention: attention.graph(without=[1])}):
         explanation = af.explain(TEXT, methods="rollout", importance=(), **options)
         np.testing.assert_allclose(explanation.rollout.at(0), expected.at(0), atol=1e-12)
+        assert explanation.graph is not None
         assert explanation.graph.removed == (1,)
         report = af.evaluate(
             model, [TEXT], methods="rollout", against="blank_out", special_tokens=True, **options

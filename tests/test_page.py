@@ -78,7 +78,7 @@ def test_controls_change_the_numbers_to_those_of_the_arrays(
 ) -> None:
     tab = visit(explanation_page(small))
     tab.locator("#show-sinks").click()
-    for layer in (1, 3, small.graph.depth):
+    for layer in (1, 3, small.depth):
         tab.locator("#layer").fill(str(layer))
         assert state(tab, "layer") == str(layer)
         titles = ("Raw", "Rollout", "Flow", "Gradient flow")
@@ -132,7 +132,7 @@ def test_words_are_summed_compared_and_blanked_as_a_whole(visit: Open) -> None:
     shown = table(tab)
     assert shown["token"] == ["[CLS]", "undo", "it", "redoing", "now"]
     assert np.abs(shown["Rollout"] - sum_groups(found.rollout.at(0), groups)).max() < CLOSE
-    by_word = af.flow(found.graph, layers=[4], positions=[0], groups=groups)
+    by_word = af.flow(found.graphs["rollout"], layers=[4], positions=[0], groups=groups)
     assert np.abs(shown["Flow"] - by_word.at(0)).max() < CLOSE
     tab.locator("#show-sinks").click()
     tab.locator("#against").select_option("others")

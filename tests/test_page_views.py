@@ -86,7 +86,7 @@ def test_the_paths_of_rollout_carry_the_share_that_is_told(
         assert float(told[2]) >= share - 1
         edges = read_edges(tab, list(small.tokens))
         if len(edges) == counts[-1]:
-            arrived = carried(small.graph, edges, small.position).sum()
+            arrived = carried(small.graphs["rollout"], edges, small.position).sum()
             assert arrived == pytest.approx(float(told[2]) / 100, abs=0.01)
     assert counts[0] < counts[1]
     go_to(tab, method="rollout", share=20, pin=3)
@@ -95,7 +95,9 @@ def test_the_paths_of_rollout_carry_the_share_that_is_told(
         r"(\d+) edges carry ([\d.]+) % of what arrives there", text_of(tab, "#paths-caption")
     )
     assert told is not None
-    arrived = carried(small.graph, read_edges(tab, list(small.tokens)), small.position)[3]
+    arrived = carried(small.graphs["rollout"], read_edges(tab, list(small.tokens)), small.position)[
+        3
+    ]
     assert arrived / small.rollout.at(small.position)[3] == pytest.approx(
         float(told[2]) / 100, abs=0.01
     )
@@ -108,7 +110,9 @@ def test_the_paths_of_flow_are_the_maximum_flow_and_its_cut(
     for key in (2, 5):
         go_to(tab, method="flow", pin=key, share=100)
         show(tab, "paths-section")
-        best = af.max_flow(small.graph, source=(small.graph.depth, small.position), target=(0, key))
+        best = af.max_flow(
+            small.graphs["rollout"], source=(small.depth, small.position), target=(0, key)
+        )
         told = text_of(tab, "#paths-caption")
         value = re.search(rf"to “{small.tokens[key]}” is (\d\.\d+)", told)
         assert value is not None
@@ -160,7 +164,7 @@ def test_the_cell_under_the_pointer_is_the_number_of_the_array(
             settled(tab)
             told = re.search(r"^(?:layer (\d+)|(\d+) \S+), (\S+): (\S+)", text_of(tab, "#cell"))
             assert told is not None
-            layer = int(told[1]) if told[1] else small.graph.depth
+            layer = int(told[1]) if told[1] else small.depth
             position = int(told[2]) if told[2] else small.position
             key = small.tokens.index(told[3])
             assert float(told[4]) == pytest.approx(
@@ -175,7 +179,7 @@ def test_a_click_on_a_row_of_the_matrix_goes_there(visit: Open, small: af.Explan
     box = tab.locator("#matrix").bounding_box()
     assert box is not None
     tab.mouse.click(box["x"] + 200, box["y"] + 4 + 2.5 * 22)
-    assert state(tab, "layer") == str(small.graph.depth - 2)
+    assert state(tab, "layer") == str(small.depth - 2)
 
 
 def test_the_matrix_is_zoomed_and_moved_by_keys_and_buttons(
@@ -309,8 +313,8 @@ def test_an_encoder_decoder_has_two_texts_and_named_layers(visit: Open) -> None:
     assert target.locator(".token").all_inner_texts() == list(found.tokens[count:])
     assert found.tokens[count - 1] == "[SEP]"
     assert tab.locator(".part-name").all_inner_texts() == ["Source", "Target"]
-    assert found.graph.layer_names is not None
-    assert tab.locator("#layer-name").inner_text() == found.graph.layer_names[-1]
+    assert found.graphs["rollout"].layer_names is not None
+    assert tab.locator("#layer-name").inner_text() == found.graphs["rollout"].layer_names[-1]
 
 
 # ---- numbers, saved and copied ----------------------------------------------------------------------------

@@ -100,3 +100,55 @@ def test_plain_rollout_of_a_deep_decoder_falls_on_the_first_token(smollm2: Any) 
         f"first token: plain {plain[0]:.4f}; next without it: {calm[1]:.4f}; relative to the field: {relative[0]:.4f}",
         file=sys.stderr,
     )
+
+
+PROMPT = (
+    "Marie was born in Lyon. Her first brother, Paul, became a doctor, and her second brother,"
+    " Jean, became a painter. Question: What did Marie's second brother become? Answer: Marie's"
+    " second brother became"
+)
+
+
+def test_sinks_of_real_models_are_their_first_tokens(minilm: Any, smollm2: Any) -> None:
+    for text in (TEXT, PROMPT, "the key to the cabinets"):
+        for model in (minilm, smollm2):
+            found = af.sinks(af.capture(model, text))
+            assert [sink.position for sink in found] == [0], (model.name, text)
+            assert 0.2 < found[0].share < 0.8
+
+
+def test_the_sentence_on_a_real_encoder_names_words_and_no_sink(minilm: Any) -> None:
+    for text in (TEXT, PROMPT):
+        found = af.explain(text, model=minilm)
+        told = found.summary()
+        assert "[CLS]" not in told
+        assert "[SEP]" not in told
+        assert "Flow says nothing here." in told
+        assert set(found.even) == {"flow"}
+        row = found.row(found.first, by_word=True)
+        kept = [
+            key
+            for key, group in enumerate(row.groups or ())
+            if not found.special[group.positions[0]]
+        ]
+        best = row.tokens[max(kept, key=lambda key: row.at(0)[key])]
+        assert told.startswith(f"Position 0 read mostly {best.rstrip('.,')} (")
+
+
+def test_generated_tokens_differ_in_what_stands_out(smollm2: Any) -> None:
+    """Plain rollout gives the first token nearly all; without it, and against the others, "brother" reads "brother"."""
+    story = af.generate(smollm2, PROMPT, max_new_tokens=20)
+    plain = story.rollout(normalize="sum").values[:, :, -1]
+    assert (plain.argmax(axis=1) == 0).all()
+    assert plain[:, 0].min() > 0.99
+    assert story.sinks[0].position == 0
+    compared = story.first_result.compared_with("others", exclude=[0])
+    tops = [compared.top(1, position=row)[0] for row in range(len(story.tokens))]
+    different = len({key for key, _, _ in tops})
+    assert different >= len(set(story.tokens)) / 2  # the story repeats some of its tokens
+    row = story.tokens.index("Ġbrother")
+    assert "Ġbrother" in [token for _, token, _ in compared.top(3, position=row)]
+    told = story.summary()
+    assert "Marie " not in told.split("stands out")[0]
+    said = f"{different} for {len(story.tokens)} tokens, {len(set(story.tokens))} of them different"
+    print(f"different top prompt tokens: {said}", file=sys.stderr)

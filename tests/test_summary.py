@@ -96,6 +96,7 @@ def test_a_method_that_says_nothing_is_named_and_another_one_is_read() -> None:
     assert found.summary().startswith("Position 0 read mostly position 5 (")
     assert found.summary().endswith("Raw and flow say nothing here.")
     own = {"raw": found.raw, "mine": found.rollout}
+    assert found.graph is not None
     only = replace(found, results=own, graphs=dict.fromkeys(own, found.graph))
     assert only.first == "raw"
     assert only.summary().startswith("By mine position 0 read mostly position 5 (")
@@ -159,8 +160,8 @@ def test_a_generation_says_what_it_read_and_what_stands_out() -> None:
     assert f"They read mostly {story.prompt[top]} ({100 * mean[top]:.0f} %)" in told
     others = (shares.sum(axis=0) - shares) / 5
     token, word = np.unravel_index((shares - others).argmax(), shares.shape)
-    more = format_percent((shares - others).max())
-    expected = f"{story.tokens[token]} stands out: {story.prompt[word]} has {more} more"
+    here, elsewhere = (format_percent(float(each[token, word])) for each in (shares, others))
+    expected = f"{story.tokens[token]} stands out: {story.prompt[word]} has {here}, {elsewhere}"
     assert expected in told
     one = af.generate(model, [7, 23, 41], max_new_tokens=1, eos_token_id=None)
     assert re.fullmatch(r"\d+ 0\.\d\d\. It read mostly .* of the prompt\.", one.summary())
@@ -174,7 +175,7 @@ def test_words_of_a_sentence_are_plain() -> None:
         f"“{'x' * 39}…”",
         "s",
     ]
-    assert name_word("\x1b[31m") == "x1b[31m"
+    assert name_word("\x1b[31m") == "“\\x1b[31m”"
     assert [format_percent(value) for value in (0.284, 1.0, 0.0, 0.004, 0.00012)] == [
         *("28 %", "100 %", "0 %", "0.4 %", "0.01 %")
     ]

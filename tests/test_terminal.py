@@ -19,6 +19,7 @@ from rich.style import Style
 from rich.text import Text
 
 import attnflow as af
+from attnflow.cli import commands as cli
 from attnflow.core.text import show_token
 from attnflow.show.answers import print_explanation, print_story
 from attnflow.show.strips import (
@@ -306,6 +307,16 @@ def test_tables_that_are_too_wide_are_cut_between_columns(width: int) -> None:
     assert len(tables) == (2 if width == 80 else 12)
 
 
+def test_every_part_of_a_table_names_its_rows() -> None:
+    header = ["method", "layer", *(f"a wide column {at}" for at in range(6))]
+    rows = [[name, layer, *["0.123"] * 6] for name in ("raw", "flow") for layer in "12"]
+    tables = cut_columns(header, rows, 80)
+    assert len(tables) == 2
+    for table in tables:
+        assert [str(column.header) for column in table.columns[:2]] == ["method", "layer"]
+    assert sum(len(table.columns) - 2 for table in tables) == 6
+
+
 def test_markdown_is_a_table_on_a_terminal_and_markdown_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +329,30 @@ def test_markdown_is_a_table_on_a_terminal_and_markdown_in_a_pipe(
     shown = STYLE.sub("", capsys.readouterr().out)
     assert "|" not in shown
     assert re.search(r"key +12", shown)
+
+
+def test_the_top_words_of_a_corpus_are_a_table_or_markdown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "texts.csv").write_text("text\n" + "the keys to the old house\n" * 3)
+    af.explain_corpus([tmp_path / "texts.csv"], tmp_path / "out", methods=["raw"])
+    command = ["attnflow", "corpus", "top", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", [*command, "--method", "raw", "--min-count", "1"])
+
+    def show() -> list[str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return STYLE.sub("", capsys.readouterr().out).splitlines()
+
+    assert show()[:2] == ["| word | mean raw | count |", "| --- | --- | --- |"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn = show()
+    assert not any("|" in line for line in drawn)
+    assert any(re.fullmatch(r"\s*keys +0\.\d{4} +3\s*", line) for line in drawn)
 
 
 # ---- as a user runs it --------------------------------------------------------------------------

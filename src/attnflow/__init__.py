@@ -22,7 +22,6 @@ from attnflow.analysis.report import Report
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
 from attnflow.capturing.recording import record
-from attnflow.capturing.rows import raw_rows, rollout_rows
 from attnflow.capturing.segments import rollout_segments
 from attnflow.core.attention import Attention
 from attnflow.core.comparison import Comparison
@@ -38,6 +37,7 @@ from attnflow.corpus.reading import read_corpus
 from attnflow.corpus.running import explain_corpus
 from attnflow.edges.building import attention_graph, capture_mix
 from attnflow.edges.choosing import EDGES, EdgeWeight, edge_weight
+from attnflow.edges.rows import raw_rows, rollout_rows
 from attnflow.errors import (
     AttnFlowError,
     CaptureError,

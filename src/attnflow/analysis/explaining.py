@@ -1,12 +1,27 @@
 """`explain`: one input in, everything about it out: prediction, token attention, importance."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnflow.analysis.defaults import choose_first, describe_lack, plan_first, plan_methods
+from attnflow.analysis.defaults import (
+    Plan,
+    choose_first,
+    describe_lack,
+    plan_first,
+    plan_methods,
+)
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.importance import IMPORTANCES, Importance
+from attnflow.analysis.long_inputs import (
+    BY_ROWS,
+    ROWS_ABOVE,
+    describe_loss,
+    explain_position,
+    find_segments,
+    goes_by_rows,
+    plan_rows,
+)
 from attnflow.analysis.pipeline import (
     GraphMaker,
     ImportanceFunction,
@@ -19,18 +34,20 @@ from attnflow.analysis.pipeline import (
     refuse_graphs,
     score_importance,
 )
+from attnflow.capturing.prompts import Prompt, is_chat, read_prompt
 from attnflow.core.attention import Attention
 from attnflow.core.checks import check_position
 from attnflow.core.custom import Choices, Method, run_method
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import refuse_removed, word_groups
 from attnflow.core.methods import raw, rollout
+from attnflow.core.provenance import Source
 from attnflow.core.requests import name_positions, warn_if_even
 from attnflow.core.results import TokenAttention
 from attnflow.edges.building import refuse_residual
-from attnflow.edges.choosing import name_result, read_edges
+from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.errors import CaptureError, OptionError
-from attnflow.models.inputs import are_many
+from attnflow.models.inputs import are_many, restore_picture
 from attnflow.models.loading import BUNDLED
 from attnflow.models.model import Model
 from attnflow.notices import collect_notices
@@ -61,8 +78,11 @@ def explain(
     Parameters
     ----------
     value
-        A text, a pair of texts, token ids, or an image; or an `Attention` or `AttentionGraph` that
-        you have, which is explained without a model and so without prediction and importance.
+        A text, a pair of texts, token ids, an image, or the messages of a chat; or an `Attention`
+        or `AttentionGraph` that you have, which is explained without a model and so without
+        prediction and importance. Above 2,048 tokens no graph is built: raw attention and rollout
+        of the explained position are computed as rows, flow and importance are left out, unless
+        they are named.
     model
         A name or folder as `load` takes it, a `Model`, or a Hugging Face model; the one that ships
         with attnflow if None.
@@ -126,12 +146,13 @@ def explain(
     refuse_residual(weights, residual)
     refuse_graphs(weights, graph, without)
     model = open_model(BUNDLED if model is None else model)
-    if are_many(value):
+    if are_many(value) and not is_chat(value):
         raise OptionError(
             f"explain takes one input; got a list of {len(value)}: call it for each,"
             " or use explain_corpus for a file of them"
         )
-    encoded = model.encode(value, truncation=truncation)
+    prompt = read_prompt(model, value, truncation, places=False)
+    encoded = prompt.encoded
     if target is not None and not model.predicts:
         raise OptionError(
             f"a target is a class that the model predicts, and {model.name} has no head that"
@@ -146,6 +167,21 @@ def explain(
     notes: tuple[str, ...] = ()
     # graphs made in another way, and receptive fields, are of attention
     of_attention = graph is not None or len(without) or normalize == "receptive_field"
+    named_functions = [] if methods is None else next(iter(plan.values())).values()
+    watches = bool(importance) or target is not None
+    if (
+        goes_by_rows(model, len(encoded.tokens), weights.values())
+        and all(function in BY_ROWS for function in named_functions)
+        and not watches
+        and (graph is None and heads == "mean" and normalize is not None)
+    ):
+        prompt = read_prompt(model, value, truncation, places=True)
+        rows: dict[str, Any] = {"residual": residual, "without": without, "normalize": normalize}
+        found = explain_long(model, value, prompt, position, plan, weights, rows)
+        if importance is not None or not model.predicts:
+            return found
+        lack = f"importance is left out above {ROWS_ABOVE:,} tokens, unless it is named"
+        return replace(found, notes=(*found.notes, lack))
     if methods is None and edges is None and not of_attention:
         first = plan_first(*choose_first(model))
         try:
@@ -169,13 +205,13 @@ def explain(
     scored: dict[str, Importance] = {}
     by_word: dict[str, Importance] = {}
     if model.predicts and not model.is_vision and not model.is_encoder_decoder:
-        given = list(encoded.ids) if truncation else value
+        given = list(encoded.ids) if truncation or prompt.turns else value
         for name, function in importances.items():
             scored[name] = score_tokens(model, reading, name, function, given)
             if encoded.words is not None:
                 by_word[name] = score_words(model, reading, scored[name])
     return Explanation(
-        text=value,
+        text=prompt.text if prompt.turns else value,
         model=model.name,
         tokens=(*encoded.tokens, *encoded.decoder_tokens),
         special=(*encoded.special, *[False] * len(encoded.decoder_tokens)),
@@ -190,6 +226,49 @@ def explain(
         notes=(*notes, *describe_results(results, reading.position)),
         functions=named,
         source=replace(shown.source, target=next((each.target for each in scored.values()), None)),
+        picture=None
+        if encoded.pixels is None
+        else restore_picture(encoded.pixels, model.image_processor),
+        segments=find_segments(prompt, shown.removed) if prompt.turns else (),
+    )
+
+
+def explain_long(
+    model: Model,
+    value: Any,
+    prompt: Prompt,
+    position: int | None,
+    plan: Plan,
+    weights: Mapping[str, EdgeWeight],
+    options: dict[str, Any],
+) -> Explanation:
+    """Explain one position of a long input, by rows alone. options are those of `make_job`."""
+    encoded = prompt.encoded
+    place = model.locate(encoded, position)
+    rows, lacks = plan_rows(plan)
+    results, prediction = explain_position(model, encoded, place, rows, weights, **options)
+    first = next(iter(results.values()), None)
+    source = Source() if first is None or first.source is None else first.source
+    return Explanation(
+        text=prompt.text if prompt.turns else value,
+        model=model.name,
+        tokens=encoded.tokens,
+        special=encoded.special,
+        position=place,
+        prediction=prediction,
+        captured=None,
+        graph=None,
+        graphs={},
+        results=results,
+        importance={},
+        notes=(*lacks, *describe_loss(results)),
+        functions={
+            name_result(edges, name): method
+            for edges, methods in rows.items()
+            for name, method in methods.items()
+        },
+        source=replace(source, method=None),
+        segments=find_segments(prompt, () if first is None else first.removed),
     )
 
 

@@ -2,8 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -17,6 +17,7 @@ from attnflow.core.attention import Attention
 from attnflow.core.custom import Method, accepts, run_method
 from attnflow.core.files import PICTURES, Writer, check_ending
 from attnflow.core.graph import AttentionGraph
+from attnflow.core.groups import Group, sum_groups
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
 from attnflow.core.sink_tokens import Sink, sinks
@@ -46,12 +47,14 @@ class Explanation(ArrayTable):
     captured
         The attention that was captured, or given; None where a graph was given.
     graph
-        What the methods ran on; of several kinds of edges, the first.
+        What the methods ran on; of several kinds of edges, the first. None for a long input, of
+        which only the rows of the explained position were computed.
     graphs
-        By result, the graph that it was computed on.
+        By result, the graph that it was computed on; empty for a long input.
     results
         By method: token attention of all layers; of raw and rollout all positions, of other
-        methods too up to 64 tokens, else the explained one.
+        methods too up to 64 tokens, else the explained one. The explained one alone for a long
+        input.
     importance
         By name, those that were asked for.
     word_importance
@@ -62,6 +65,12 @@ class Explanation(ArrayTable):
         The methods themselves, by name.
     source
         Where the numbers came from.
+    picture
+        The picture as a vision model saw it, [height, width] or [height, width, 3], from 0 to 1;
+        None for other inputs.
+    segments
+        The turns of a chat, or the sentences of a long text, and last what is left; to be shown as
+        one bar each. Empty for other inputs.
 
     >>> import attnflow as af
     >>> explanation = af.explain("the keys to the house", methods=["rollout"], importance=())
@@ -78,7 +87,7 @@ class Explanation(ArrayTable):
     position: int
     prediction: tuple[str, float] | None
     captured: Attention | None
-    graph: AttentionGraph
+    graph: AttentionGraph | None
     graphs: dict[str, AttentionGraph]
     results: dict[str, TokenAttention]
     importance: dict[str, Importance]
@@ -86,12 +95,16 @@ class Explanation(ArrayTable):
     notes: tuple[str, ...] = ()
     functions: dict[str, Method] = field(default_factory=dict)
     source: Source = field(default_factory=Source)
+    picture: Floats | None = None
+    segments: tuple[Group, ...] = ()
 
     @property
     def attention(self) -> Attention:
         """The attention that was captured, or given."""
         if self.captured is None:
-            raise OptionError("this explanation is of a graph, which has no weights of heads")
+            raise OptionError(
+                "this explanation is of a graph, or of rows alone, which have no weights of heads"
+            )
         return self.captured
 
     @property
@@ -129,14 +142,24 @@ class Explanation(ArrayTable):
     @property
     def residual(self) -> float | None:
         """The weight of the residual connection; None if it is inside the edges."""
-        return self.graph.residual
+        return self.source.residual if self.graph is None else self.graph.residual
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        if self.graph is not None:
+            return self.graph.depth
+        return max((max(result.layers) for result in self.results.values()), default=0)
 
     @cached_property
     def sinks(self) -> tuple[Sink, ...]:
         """The positions that take a large share of most rows in most layers, the largest first.
 
-        Of the attention that was captured; of the graph where there is none.
+        Of the attention that was captured; of the graph where there is none. None are found for a
+        long input: one row does not show them.
         """
+        if self.graph is None:
+            return ()
         found = sinks(self.graph if self.captured is None else self.captured)
         return tuple(sink for sink in found if sink.position not in self.graph.removed)
 
@@ -200,7 +223,14 @@ class Explanation(ArrayTable):
             scores[name] = (importance.tokens, importance.values)
         return scores
 
-    def row(self, name: str, layer: int | None = None, *, by_word: bool = False) -> TokenAttention:
+    def row(
+        self,
+        name: str,
+        layer: int | None = None,
+        *,
+        by_word: bool = False,
+        by_segment: bool = False,
+    ) -> TokenAttention:
         """One method at the explained position of one layer.
 
         Parameters
@@ -211,20 +241,22 @@ class Explanation(ArrayTable):
             The top one if None.
         by_word
             To whole words, as `groups="words"` of the method gives it; summed over a word's tokens
-            for a method that knows no groups.
+            for a method that knows no groups, and where there is no graph.
+        by_segment
+            To `segments`, likewise.
         """
         result = self._result(name)
         top = max(result.layers) if layer is None else layer
         shown = result.select(self.position, top)
-        if not by_word:
+        if not by_word and not by_segment:
             return shown
-        method = self.functions[name]
-        if not accepts(method, "groups"):
-            return shown.by_word()
+        method, graph = self.functions[name], self.graphs.get(name)
+        if graph is None or not accepts(method, "groups"):
+            return shown.by_word() if by_word else sum_segments(shown, self.segments)
         options: dict[str, Any] = {"layers": [top], "positions": [self.position]}
-        options |= {"normalize": result.normalize, "groups": "words"}
+        options |= {"normalize": result.normalize, "groups": "words" if by_word else self.segments}
         with collect_notices():  # whoever shows the row says what is to be said of it
-            return run_method(name, method, self.graphs[name], **options)
+            return run_method(name, method, graph, **options)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -247,7 +279,11 @@ class Explanation(ArrayTable):
                 yield name, None, *here, key, self.tokens[key], value
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the interactive page, heat maps, or numbers.
+        """Write the interactive page, a picture, or numbers.
+
+        A picture has a heat map for every method, or for an image its patches; each layer has its
+        own scale. Special tokens and sinks, which would outshine the words, are not coloured, and
+        it says their shares.
 
         Parameters
         ----------
@@ -256,9 +292,16 @@ class Explanation(ArrayTable):
         """
         if check_ending(path, [*self._writers(), *PICTURES]) not in PICTURES:
             return super().save(path)
+        if self.graph is None:
+            raise OptionError(
+                f"a picture has no room for {len(self.tokens):,} tokens; save a page (.html), or"
+                " numbers (.csv, .json, .npz)"
+            )
         from attnflow.show import figures
 
-        return figures.compare_heatmaps(self).save(path)
+        if self.picture is not None:
+            return figures.compare_overlays(self, scale="row").save(path)
+        return figures.compare_heatmaps(self, exclude=["special", "sinks"], scale="row").save(path)
 
     def _writers(self) -> dict[str, Writer]:
         return {".html": self._write_page, **super()._writers()}
@@ -287,6 +330,8 @@ class Explanation(ArrayTable):
         for name, result in self.results.items():
             rows = {layer: result.at(self.position, layer).tolist() for layer in result.layers}
             content[name] = {"layers": list(rows), "values": list(rows.values())}
+        if self.segments:
+            content["segments"] = [(group.name, group.positions) for group in self.segments]
         for name, importance in self.importance.items():
             content[name] = {
                 "target": importance.target,
@@ -301,7 +346,7 @@ class Explanation(ArrayTable):
             "tokens": self.tokens,
             "special": self.special,
             "position": self.position,
-            "layers": np.arange(1, self.graph.depth + 1),
+            "layers": np.arange(1, self.depth + 1),
         }
         for name, result in self.results.items():  # [layer, token]
             arrays[name] = np.stack([result.at(self.position, layer) for layer in result.layers])
@@ -313,3 +358,19 @@ class Explanation(ArrayTable):
         )
         where = f"position {self.position}" + (f" of {self.model}" if self.model else "")
         return f"<Explanation: {len(self.tokens)} tokens, {where}{predicted}>"
+
+
+def sum_segments(row: TokenAttention, segments: Sequence[Group]) -> TokenAttention:
+    """A copy with the keys of each segment summed."""
+    if row.normalize == "receptive_field":
+        raise OptionError(
+            "what is relative to a receptive field does not add up over a segment's tokens;"
+            " ask for it: rollout_segments(..., normalize='receptive_field')"
+        )
+    return replace(
+        row,
+        values=sum_groups(row.values, segments),
+        tokens=tuple(group.name for group in segments),
+        words=None,
+        groups=tuple(segments),
+    )

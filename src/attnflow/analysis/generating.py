@@ -5,22 +5,32 @@ fused rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 
-from attnflow.analysis.defaults import FIRST_OF_STORIES, describe_lack, plan_first, plan_methods
+from attnflow.analysis.defaults import (
+    FIRST_OF_STORIES,
+    Plan,
+    describe_lack,
+    plan_first,
+    plan_methods,
+)
 from attnflow.analysis.generation import Generation
+from attnflow.analysis.long_inputs import find_segments, goes_by_rows, plan_rows, read_generated
 from attnflow.analysis.pipeline import open_model
 from attnflow.capturing.assembly import assemble_stack, check_mixers
+from attnflow.capturing.caching import CachedLayers
 from attnflow.capturing.following import follow_layers
+from attnflow.capturing.prompts import read_prompt
 from attnflow.core.checks import check_count
 from attnflow.edges.choosing import EdgeWeight, read_edges
 from attnflow.edges.stepping import StepEdges, refuse_reruns, split_edges, watch_tokens
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
-from attnflow.models.listening import Call, listening, restore_rows
+from attnflow.models.listening import Call, check_room, hearing, listening, restore_rows
 from attnflow.models.model import Model
 from attnflow.models.weighing import check_heads, fuse
 
@@ -87,7 +97,9 @@ def generate(
         A causal language model: a `Model`, a name or folder as `load` takes it, or a Hugging Face
         model that takes token ids.
     prompt
-        A text, token ids, or chat messages; or a list of them, which gives a list.
+        A text, token ids, or chat messages; or a list of them, which gives a list. Above 2,048
+        tokens no graph is built: raw attention and rollout are computed as rows when they are asked
+        for, and flow is left out.
     max_new_tokens
         At most so many tokens.
     heads
@@ -112,7 +124,8 @@ def generate(
     check_heads(heads)
     check_options(model, options)
     many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
-    prompts = [prompt_ids(model, item) for item in (prompt if many else [prompt])]
+    items = prompt if many else [prompt]
+    prompts = [prompt_ids(model, item) for item in items]
     for ids in prompts:
         if model.max_length is not None and len(ids) + max_new_tokens > model.max_length:
             raise OptionError(
@@ -123,11 +136,36 @@ def generate(
     weights = read_edges(list(plan) if edges is None else edges)
     refuse_reruns(weights)
     run = generate_batch if edges is not None else generate_first
-    stories = [
-        replace(story, shown={name: plan[name] for name in plan if name in story.edges})
-        for story in run(model, prompts, max_new_tokens, heads, options, weights)
+    long = [
+        place
+        for place, ids in enumerate(prompts)
+        if goes_by_rows(model, len(ids), weights.values()) and heads == "mean"
     ]
-    return stories if many else stories[0]
+    short = [place for place in range(len(prompts)) if place not in long]
+    stories: dict[int, Generation] = {}
+    if short:
+        chosen = [prompts[place] for place in short]
+        made = run(model, chosen, max_new_tokens, heads, options, weights)
+        stories |= dict(zip(short, made, strict=True))
+    # nobody waits for edges that were not asked for
+    followed = read_edges("attention") if edges is None else weights
+    for place in long:
+        (story,) = generate_batch(
+            model, [prompts[place]], max_new_tokens, heads, options, followed, by_rows=True
+        )
+        segments = find_segments(read_prompt(model, items[place], False, places=True))
+        stories[place] = replace(story, segments=segments)
+    finished = [finish_story(stories[place], plan) for place in range(len(prompts))]
+    return finished if many else finished[0]
+
+
+def finish_story(story: Generation, plan: Plan) -> Generation:
+    """A generation that knows what a page shows of it, as far as it has that."""
+    shown = {name: plan[name] for name in plan if name in story.edges}
+    if not story.row_readers:
+        return replace(story, shown=shown)
+    rows, notes = plan_rows(shown)
+    return replace(story, shown=rows, notes=(*story.notes, *notes))
 
 
 def generate_first(
@@ -200,8 +238,12 @@ def generate_batch(
     heads: str | None,
     options: dict[str, Any],
     weights: Mapping[str, EdgeWeight],
+    by_rows: bool = False,
 ) -> list[Generation]:
-    """Generate from several prompts, padded on the left: all end where generation starts."""
+    """Generate from several prompts, padded on the left: all end where generation starts.
+
+    by_rows: whether only queries and keys are kept, and rows computed when they are asked for.
+    """
     import torch
 
     check_mixers(model)
@@ -214,14 +256,17 @@ def generate_batch(
     settings = {"pad_token_id": model.padding, **options}
     settings |= {"max_new_tokens": max_new_tokens, "num_beams": 1, "use_cache": True}
     settings |= {"return_dict_in_generate": True, "output_logits": True}
-    settings["output_attentions"] = not model.probe.interface
-    in_steps, watching = split_edges(weights)
+    settings["output_attentions"] = not model.probe.interface and not by_rows
+    in_steps, watching = split_edges({} if by_rows else weights)
     collected = StepEdges(model, in_steps, pads, longest, heads) if in_steps else None
-    watch = (
-        listening(model.model, heads)
-        if collected is None
-        else follow_layers(model, collected.finish, heads)
-    )
+    cached = CachedLayers(model)
+    watch: AbstractContextManager[list[Call] | None]
+    if by_rows:
+        watch = hearing(model.model, cached.take)
+    elif collected is None:
+        watch = listening(model.model, heads)
+    else:
+        watch = follow_layers(model, collected.finish, heads)
     with evaluating(model.model), torch.no_grad():
         try:
             with running(model), watch as calls:
@@ -232,14 +277,14 @@ def generate_batch(
                     f"{model.name} cannot generate with {sorted(options)}: {error.__cause__}"
                 ) from error
             raise
-    if not model.probe.interface:
+    if settings["output_attentions"]:
         calls = [
             Call("", fuse(restore_rows(layer), heads).cpu().numpy(), None, None)
             for step in output.attentions
             for layer in step
         ]
     steps = len(output.logits)
-    layers = join_steps(model, calls, longest, steps)
+    layers = [] if by_rows else join_steps(model, calls or [], longest, steps)
     logits = torch.stack(output.logits, dim=1).float()  # [sequence, step, token]
     chosen = output.sequences[:, longest:]
     probabilities = logits.softmax(dim=-1).gather(2, chosen[:, :steps, None])[..., 0]
@@ -252,9 +297,9 @@ def generate_batch(
         new = cut_padding(chosen[place].tolist(), stop_ids(model, options), waiting)
         if not torch.isfinite(probabilities[place, : len(new)]).all():
             raise CaptureError(f"the scores of {model.name} must be finite; got NaN or infinity")
-        attention = assemble_stack(model, layers, place, slice(pad, longest + len(new) - 1), heads)
-        tokens = model.names([*ids, *new])[: attention.size]
-        graphs = {} if collected is None else collected.make_graphs(place, attention.size, tokens)
+        size = len(ids) + len(new) - 1
+        tokens = model.names([*ids, *new])[:size]
+        graphs = {} if collected is None else collected.make_graphs(place, size, tokens)
         text = (
             "" if model.tokenizer is None else model.tokenizer.decode(new, skip_special_tokens=True)
         )
@@ -264,10 +309,15 @@ def generate_batch(
                 model.names(new),
                 tuple(probabilities[place, : len(new)].tolist()),
                 model.names(ids),
-                attention,
+                None
+                if by_rows
+                else assemble_stack(model, layers, place, slice(pad, pad + size), heads),
                 special,
                 graphs,
                 watch_tokens(model, [*ids, *new], len(ids), watching),
+                row_readers=read_generated(model, [*ids, *new], len(ids), weights.values(), cached)
+                if by_rows
+                else {},
             )
         )
     return stories
@@ -287,9 +337,10 @@ def join_steps(model: Model, calls: Sequence[Call], longest: int, steps: int) ->
             " calls were recorded"
         )
     size = longest + steps - 1
-    layers = []
+    layers: list[Call] = []
     for first in calls[:depth]:
         sequences, heads = first.weights.shape[:2]
+        check_room(depth - len(layers), (sequences, heads, size, size))
         weights = np.zeros((sequences, heads, size, size), np.float32)
         share = None if first.no_token_share is None else torch.zeros(sequences, size)
         layers.append(Call(first.name, weights, share, first.window))

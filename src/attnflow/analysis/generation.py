@@ -14,13 +14,15 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from attnflow.analysis.defaults import Plan
+from attnflow.analysis.long_inputs import BY_ROWS, ROWS_ABOVE, RowReader
 from attnflow.analysis.pipeline import GraphMaker, read_graph_maker
 from attnflow.analysis.prompt_attention import PromptAttention, normalise_rows
 from attnflow.analysis.summaries import summarise_generation
 from attnflow.core.attention import Attention
-from attnflow.core.custom import Choices, read_methods, run_method
+from attnflow.core.custom import Choices, Method, read_methods, run_method
 from attnflow.core.files import PICTURES, check_ending, write_file
 from attnflow.core.graph import AttentionGraph
+from attnflow.core.groups import Group
 from attnflow.core.methods import METHODS
 from attnflow.core.requests import NORMALIZATIONS
 from attnflow.core.results import TokenAttention
@@ -66,8 +68,9 @@ class Generation:
         Of each generated token, when it was chosen.
     prompt
         The tokens of the prompt.
-    attention
-        Over the prompt and all generated tokens but the last, which no position looked at.
+    captured
+        The attention over the prompt and all generated tokens but the last, which no position
+        looked at; None after a long prompt, for which rows are computed instead.
     special
         The tokenizer's special tokens.
     graphs
@@ -80,22 +83,42 @@ class Generation:
     shown
         By kind of edges, the methods that a page shows if none are named; all of attnflow's on
         attention if None.
+    row_readers
+        After a long prompt, by kind of edges: a function that gives the rows of the positions that
+        predicted, by raw attention or rollout, and computes them then.
+    segments
+        The turns of a chat, or the sentences of a long prompt, and last what is left; to be shown
+        as one bar each. Empty for other prompts.
     """
 
     text: str
     tokens: tuple[str, ...]
     probabilities: tuple[float, ...]
     prompt: tuple[str, ...]
-    attention: Attention  # [layer, 1, position, position]
+    captured: Attention | None  # [layer, 1, position, position]
     special: frozenset[str] = frozenset()
     graphs: Mapping[str, AttentionGraph] = field(default_factory=dict)
     token_graphs: Mapping[str, Callable[[int], AttentionGraph]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shown: Plan | None = None
+    row_readers: Mapping[str, RowReader] = field(default_factory=dict)
+    segments: tuple[Group, ...] = ()
+
+    @property
+    def attention(self) -> Attention:
+        """The attention over the prompt and all generated tokens but the last."""
+        if self.captured is None:
+            raise OptionError(
+                f"above {ROWS_ABOVE:,} tokens attention is not kept; raw and rollout of this"
+                " generation compute its rows"
+            )
+        return self.captured
 
     @property
     def edges(self) -> tuple[str, ...]:
         """The kinds of edges that it has."""
+        if self.row_readers:
+            return tuple(self.row_readers)
         return (*self.graphs, "attention", *self.token_graphs)
 
     @property
@@ -106,7 +129,7 @@ class Generation:
     @property
     def positions(self) -> range:
         """The positions that predicted the generated tokens."""
-        return range(self.size - 1, self.attention.size)
+        return range(self.size - 1, self.size - 1 + len(self.tokens))
 
     @cached_property
     def sinks(self) -> tuple[Sink, ...]:
@@ -114,7 +137,7 @@ class Generation:
 
         Positions of prompt and generated tokens together.
         """
-        return sinks(self.attention)
+        return () if self.captured is None else sinks(self.attention)
 
     @cached_property
     def first_result(self) -> PromptAttention:
@@ -183,7 +206,10 @@ class Generation:
                 name, function, network, layers=layers, positions=positions, **options
             )
 
-        if edges in self.token_graphs:
+        if self.row_readers:
+            options = {"residual": residual, "without": without, "normalize": relative}
+            results = [self._read_rows(function, edges, graph, options)]
+        elif edges in self.token_graphs:
             refuse_options(edges, residual, without, graph)
             make = self.token_graphs[edges]
             results = [run(make(i), [position]) for i, position in enumerate(self.positions)]
@@ -211,6 +237,30 @@ class Generation:
             source=results[0].source,
         )
 
+    def _read_rows(
+        self, function: Method, edges: str, graph: GraphMaker | None, options: dict[str, Any]
+    ) -> TokenAttention:
+        """The rows of the positions that predicted, after a long prompt."""
+        self._check_edges(edges)
+        if function not in BY_ROWS or graph is not None:
+            raise OptionError(
+                f"above {ROWS_ABOVE:,} tokens no graph is built, so raw and rollout are all there"
+                f" is; got {'graph' if graph else 'another method'}: shorten the prompt"
+            )
+        if edges != "attention":
+            refuse_options(edges, options["residual"], options["without"], graph)
+        asked = {"residual": options["residual"], "without": tuple(options["without"])}
+        read = self.row_readers[edges]
+        return read(BY_ROWS[function], **asked, normalize=options["normalize"] or "sum")
+
+    def _check_edges(self, edges: str) -> None:
+        """Refuse edges that were not asked for."""
+        if edges not in self.edges:
+            raise OptionError(
+                f"this generation has no edges {edges!r}; it has {', '.join(self.edges)}: name"
+                f" them when generating, as generate(..., edges=['attention', {edges!r}])"
+            )
+
     def _find_graph(
         self,
         edges: str,
@@ -219,12 +269,8 @@ class Generation:
         graph: GraphMaker | None,
     ) -> AttentionGraph:
         """The graph of one kind of edges, with these options."""
+        self._check_edges(edges)
         if edges != "attention":
-            if edges not in self.graphs:
-                raise OptionError(
-                    f"this generation has no edges {edges!r}; it has {', '.join(self.edges)}: name"
-                    f" them when generating, as generate(..., edges=['attention', {edges!r}])"
-                )
             refuse_options(edges, residual, without, graph)
             return self.graphs[edges]
         network = read_graph_maker(graph, residual, without)(self.attention)
@@ -290,23 +336,32 @@ class Generation:
     ) -> Path:
         """Write the interactive page, or a picture of the top layer.
 
-        The numbers are written by what `by`, `raw`, `rollout` and `flow` return.
+        A picture has a map for each kind of edges: of rollout, or of the methods that are named.
+        Each generated token has its own scale. Special tokens and sinks, which would outshine the
+        words, are not coloured, and it says their shares. The numbers are written by what `by`,
+        `raw`, `rollout` and `flow` return.
 
         Parameters
         ----------
         path
             The file; its ending says which: .html; .png, .svg, .pdf.
         methods, edges
-            What the page shows, as for `plan`; a picture shows the first.
+            What is shown, as for `plan`.
         """
         plan = self.plan(methods, edges)
         if check_ending(path, [".html", *PICTURES]) in PICTURES:
             from attnflow.show import figures
 
-            chosen, functions = next(iter(plan.items()))
-            if methods is None:  # rollout, unless something else comes first
-                functions = {"rollout": functions["rollout"]}
-            return figures.generation(self.by(functions, edges=chosen)).save(path)
+            results = []
+            for kind, functions in plan.items():
+                # where none is named, rollout stands for all of a kind
+                named = functions if methods is not None else {"rollout": functions["rollout"]}
+                results += [self.by({name: named[name]}, edges=kind) for name in named]
+            taking = [sink.position for sink in self.sinks if sink.position < self.size]
+            quiet: list[int | str] | str = (
+                ["special", *taking] if len(taking) < self.size else "special"
+            )
+            return figures.compare_generations(results, exclude=quiet, scale="row").save(path)
         from attnflow.show.page import generation_page
 
         page = generation_page(self, None if methods is None and edges is None else plan)

@@ -162,7 +162,7 @@ def name_keys(explanation: "Explanation", row: TokenAttention) -> list[str]:
             "the patch in row {}, column {}".format(*match.groups()) if match else show_token(token)
             for token, match in zip(row.tokens, found, strict=True)
         ]
-    if explanation.graph.tokens is None:
+    if explanation.graph is not None and explanation.graph.tokens is None:
         return [f"position {token}" for token in row.tokens]
     return [name_word(token) for token in row.tokens]
 
@@ -212,8 +212,9 @@ def summarise_generation(generation: "Generation") -> str:
         above = by_word.difference[-1]  # [generated, word]
         token, word = np.unravel_index(int(above.argmax()), above.shape)
         standing = quote(show_token(generation.tokens[token]))
-        more = format_percent(above[token, word])
-        sentences.append(f"{standing} stands out: {names[word]} has {more} more than elsewhere.")
+        here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
+        both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
+        sentences.append(f"{standing} stands out: {names[word]} has {both}.")
     left = 1 - float(compared.excluded_share[-1].mean())
     if left < LITTLE:
         sentences.append(
@@ -245,7 +246,7 @@ def choose_named(shares: Floats) -> list[int]:
 def name_word(word: str) -> str:
     """A word inside a sentence: without marks around it, and quoted where nothing else is left."""
     shown = show_token(word)
-    inner = re.sub(r"^[^\w]+|[^\w]+$", "", shown) or shown
+    inner = re.sub(r"^[^\w\\]+|[^\w]+$", "", shown) or shown  # a backslash begins an escape
     inner = inner if len(inner) <= WIDTH else f"{inner[: WIDTH - 1]}…"
     return quote(inner)
 

@@ -25,15 +25,9 @@ from attnflow.models.families import (
     SCALING,
     SCORE_BIAS,
     SOFTCAP,
-    WINDOW,
 )
 from attnflow.models.inputs import Encoded, select_arguments
-from attnflow.models.listening import (
-    Attend,
-    collect_eager_calls,
-    intercepting,
-    restore_rows,
-)
+from attnflow.models.listening import Heard, collect_eager_calls, hearing
 from attnflow.models.model import Model
 from attnflow.models.weighing import BLOCK_SCORES, compute_weights, cut_queries, fuse
 
@@ -55,14 +49,11 @@ class Block:
 
 
 class LayerAttention(Protocol):
-    """One layer's attention, mean over heads, to be weighed for some queries at a time."""
+    """One layer of a graph, to be weighed for some queries at a time."""
 
     @property
     def window(self) -> int | None:
         """A query sees keys less than so many positions away."""
-
-    def keep(self, shelf: "Shelf") -> "LayerAttention":
-        """The same, to be kept: it holds nothing else in memory."""
 
     def blocks(self, queries: "torch.Tensor") -> Iterator[Block]:
         """The weights of these positions, ascending, block by block."""
@@ -80,39 +71,50 @@ class Recomputed:
     hides_future: bool
     window: int | None
 
+    @property
+    def heads(self) -> int:
+        """How many heads attend."""
+        return int(self.query.shape[1])
+
     def keep(self, shelf: "Shelf") -> "Recomputed":
         """The same, to be kept: it holds nothing else in memory."""
         return replace(self, query=shelf.put("query", self.query), key=shelf.put("key", self.key))
 
     def blocks(self, queries: "torch.Tensor") -> Iterator[Block]:
         """The weights of these positions, ascending, block by block."""
+        scores = self.heads * self.key.shape[2]
+        for part in cut_queries(len(queries), scores, choose_block(scores)):
+            (weights,) = self.weigh(queries[part], "mean")
+            yield Block(queries[part].to(weights.device), weights.shape[1], weights)
+
+    def weigh(self, queries: "torch.Tensor", heads: str | None) -> "torch.Tensor":
+        """[head (1 if fused), query, key]: the weights of these positions, ascending.
+
+        Keys are the first so many positions; later ones have weight 0.
+        """
         import torch
 
-        heads, size = self.query.shape[1], self.key.shape[2]
-        queries = queries.to(self.query.device)
-        bias = self.options.get(SCORE_BIAS)
-        block = choose_block(heads * size)
-        for part in cut_queries(len(queries), heads * size, block):
-            asked = queries[part]
-            keys = int(asked[-1]) + 1 if self.hides_future else size
-            options = dict(self.options)
-            if bias is not None:
-                options[SCORE_BIAS] = bias[..., :keys][:, :, asked]
-            weights = self.query.new_empty((1, 1, len(asked), keys), dtype=torch.float32)
-            # autocast would round the scores to 16 bits
-            with torch.autocast(self.query.device.type, enabled=False):
-                compute_weights(
-                    self.module,
-                    self.query[:, :, asked],
-                    self.key[:, :, :keys],
-                    self._cut_mask(asked, keys),
-                    "mean",
-                    weights,
-                    options,
-                    hides_future=False,
-                    block_scores=block,
-                )
-            yield Block(asked, keys, weights[0, 0])
+        asked = queries.to(self.query.device)
+        keys = int(asked[-1]) + 1 if self.hides_future else self.key.shape[2]
+        options = dict(self.options)
+        if SCORE_BIAS in options:
+            options[SCORE_BIAS] = options[SCORE_BIAS][..., :keys][:, :, asked]
+        shape = (1, self.heads if heads is None else 1, len(asked), keys)
+        weights = torch.empty(shape, dtype=torch.float32, device=self.query.device)
+        # autocast would round the scores to 16 bits
+        with torch.autocast(self.query.device.type, enabled=False):
+            compute_weights(
+                self.module,
+                self.query[:, :, asked],
+                self.key[:, :, :keys],
+                self._cut_mask(asked, keys),
+                heads,
+                weights,
+                options,
+                hides_future=False,
+                block_scores=choose_block(self.heads * self.key.shape[2]),
+            )
+        return weights[0]
 
     def _cut_mask(self, asked: "torch.Tensor", keys: int) -> "torch.Tensor | None":
         """The mask [1, head or 1, query or 1, key] of a block; None if it hides nothing."""
@@ -159,8 +161,13 @@ class Shelf:
 class Held:
     """Attention of a model that computes the whole matrix itself, and gives it."""
 
-    weights: "torch.Tensor"  # [query, key]
+    weights: "torch.Tensor"  # [head (1 if fused), query, key]
     window: int | None = None
+
+    @property
+    def heads(self) -> int:
+        """How many heads attend; 1 if they are fused."""
+        return len(self.weights)
 
     def keep(self, shelf: "Shelf") -> "Held":
         """The same: the matrix is its own."""
@@ -168,9 +175,14 @@ class Held:
 
     def blocks(self, queries: "torch.Tensor") -> Iterator[Block]:
         """The weights of these positions, ascending, block by block."""
-        size = self.weights.shape[1]
-        for part in cut_queries(len(queries), size):
-            yield Block(queries[part], size, self.weights[queries[part]])
+        heads, _, size = self.weights.shape
+        for part in cut_queries(len(queries), heads * size):
+            weights = self.weigh(queries[part], None).mean(dim=0)
+            yield Block(queries[part].to(weights.device), size, weights)
+
+    def weigh(self, queries: "torch.Tensor", heads: str | None) -> "torch.Tensor":
+        """[head (1 if fused), query, key]: the weights of these positions."""
+        return fuse(self.weights[None, :, queries.to(self.weights.device)], heads)[0]
 
 
 @dataclass(frozen=True)
@@ -181,10 +193,6 @@ class Even:
     causal: bool
     device: "torch.device"
     window: int | None
-
-    def keep(self, shelf: "Shelf") -> "Even":
-        """The same: it holds nothing."""
-        return self
 
     def blocks(self, queries: "torch.Tensor") -> Iterator[Block]:
         """The weights of these positions, ascending, block by block."""
@@ -210,11 +218,17 @@ class Carrier:
     residual: float
     removed: tuple[int, ...] = ()
 
-    def carry_down(self, layer: LayerAttention, rows: "torch.Tensor") -> "torch.Tensor":
-        """Rows [row, position] of layer l as rows over the positions of layer l - 1."""
+    def carry_down(
+        self, layer: LayerAttention, rows: "torch.Tensor", queries: "torch.Tensor | None" = None
+    ) -> "torch.Tensor":
+        """Rows [row, position] of layer l as rows over the positions of layer l - 1.
+
+        queries: the positions that are followed, ascending, the others being left at their
+        residual; all that a row has reached if None.
+        """
         carried = rows * self.residual
-        # blocks of queries that no row has reached are not weighed at all
-        for block in self.take_blocks(layer, rows.any(dim=0).nonzero()[:, 0]):
+        followed = choose_queries(rows) if queries is None else queries
+        for block in self.take_blocks(layer, followed):
             part = (1 - self.residual) * rows[:, block.queries]
             carried[:, : block.keys] += part @ block.weights
         return carried
@@ -244,101 +258,124 @@ class Carrier:
             yield block
 
 
+def choose_queries(rows: "torch.Tensor", skip: float = 0.0) -> "torch.Tensor":
+    """The positions, ascending, that rows [row, position] have reached.
+
+    skip: without those that together hold at most this share of every row.
+    """
+    most = rows.amax(dim=0)  # what any row has there: no row loses more than their sum
+    if skip <= 0:
+        return most.nonzero()[:, 0]
+    values, order = most.sort()
+    dropped = order[values.cumsum(dim=0) <= skip]
+    most[dropped] = 0.0
+    return most.nonzero()[:, 0]
+
+
 # ---- running a model ----------------------------------------------------------------------------
 
 
-def run_layers(model: Model, encoded: Encoded, take: Callable[[int, LayerAttention], None]) -> None:
+def run_layers(
+    model: Model,
+    encoded: Encoded,
+    take: Callable[[int, LayerAttention], None],
+    *,
+    logits_at: int | None = None,
+) -> Any:
     """Run a model on one input; each layer's number and attention go to `take`, as they come.
 
     Alone, so that no padding enters; without a cache, and without the logits of every position.
+    Gives the model's output, with the logits of one position, if one is named.
     """
     import torch
 
-    check_mixers(model)
-    size, count = len(encoded.tokens), 0
-    module, arguments = find_body(model, encoded)
-    own = set(model.model.modules())
-    must_hide = is_causal_language_model(model)
+    count = LayerCount(model, len(encoded.tokens))
+    module, arguments = find_body(model, encoded, logits_at)
 
-    def note(layer: LayerAttention, queries: int, keys: int) -> None:
-        nonlocal count
-        count += 1
-        if (queries, keys) != (size, size):
-            raise CaptureError(
-                f"layer {count} of {model.name} attends from {queries} to {keys} positions;"
-                f" its input has {size}"
-            )
-        if must_hide:
-            check_future(model, layer, count, size)
-        take(count, layer)
-
-    def listen(
-        attend: Attend,
-        part: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        output = attend.function(part, query, key, value, attention_mask, *rest, **options)
-        if part in own:
-            layer = read_call(attend, part, query, key, attention_mask, options, output)
-            note(layer, query.shape[2], key.shape[2])
-        return output
+    def hear(heard: Heard) -> None:
+        layer = read_call(heard)
+        take(count.add(layer, *heard.shape(None)[2:]), layer)
 
     with evaluating(model.model), torch.no_grad(), running(model):
         if model.probe.interface:
-            with intercepting(listen):
-                module(**arguments)
+            with hearing(model.model, hear):
+                output = module(**arguments)
         else:
-            calls, _ = collect_eager_calls(module, arguments, "mean")
+            calls, output = collect_eager_calls(module, arguments, "mean")
             for call in calls:
-                matrix = torch.from_numpy(call.weights[0, 0]).to(model.device)
-                note(Held(matrix, call.window), *matrix.shape)
-    if not count:
-        raise CaptureError(f"{model.name} made no attention that could be captured: it has none")
-    if model.depth is not None and count != model.depth:
-        raise CaptureError(
-            f"{model.name} has {model.depth} layers, but {count} attention calls were recorded:"
-            " rows would be wrong"
-        )
+                held = Held(torch.from_numpy(call.weights[0]).to(model.device), call.window)
+                take(count.add(held, *held.weights.shape[1:]), held)
+    count.check()
+    return output
 
 
-def find_body(model: Model, encoded: Encoded) -> tuple[Any, dict[str, Any]]:
-    """What to run, and its arguments: all layers, but no logits that nobody reads."""
+class LayerCount:
+    """The layers of one input as they come: each checked, then all."""
+
+    def __init__(self, model: Model, size: int) -> None:
+        check_mixers(model)
+        self.model, self.size, self.count = model, size, 0
+        self.must_hide = is_causal_language_model(model)
+
+    def add(self, layer: LayerAttention, queries: int, keys: int) -> int:
+        """The number of one more layer."""
+        self.count += 1
+        if (queries, keys) != (self.size, self.size):
+            raise CaptureError(
+                f"layer {self.count} of {self.model.name} attends from {queries} to {keys}"
+                f" positions; its input has {self.size}"
+            )
+        if self.must_hide:
+            check_future(self.model, layer, self.count, self.size)
+        return self.count
+
+    def check(self) -> None:
+        """Refuse another number of layers than the model has."""
+        name, depth = self.model.name, self.model.depth
+        if not self.count:
+            raise CaptureError(f"{name} made no attention that could be captured: it has none")
+        if depth is not None and self.count != depth:
+            raise CaptureError(
+                f"{name} has {depth} layers, but {self.count} attention calls were recorded:"
+                " rows would be wrong"
+            )
+
+
+def find_body(
+    model: Model, encoded: Encoded, logits_at: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """What to run, and its arguments: all layers, but no logits that nobody reads.
+
+    logits_at: the position whose logits are read.
+    """
+    import torch
+
     known = signature(model.model.forward).parameters
     arguments: dict[str, Any] = dict(model.batch([encoded]))
     if "use_cache" in known:
         arguments["use_cache"] = False
     if "logits_to_keep" in known:
-        return model.model, {**arguments, "logits_to_keep": 1}
+        kept = 1 if logits_at is None else torch.tensor([logits_at], device=model.device)
+        return model.model, {**arguments, "logits_to_keep": kept}
     body = getattr(model.model, "base_model", None)
-    if model.task not in LANGUAGE or body is None or body is model.model:
+    if logits_at is not None or model.task not in LANGUAGE or body in (None, model.model):
         return model.model, arguments
     return body, select_arguments(body, arguments)
 
 
-def read_call(
-    attend: Attend,
-    module: Any,
-    query: "torch.Tensor",
-    key: "torch.Tensor",
-    mask: "torch.Tensor | None",
-    options: dict[str, Any],
-    output: Any,
-) -> LayerAttention:
-    """The attention of one call of the interface."""
-    window = options.get(WINDOW)
-    if attend.gives_weights:
-        return Held(fuse(restore_rows(output[1].detach()), "mean")[0, 0], window)
-    is_causal = options.get(CAUSAL)
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    hides_future = attend.hides_future and mask is None and bool(is_causal)
+def read_call(heard: Heard, heads: str | None = "mean") -> "Recomputed | Held":
+    """The attention of one call of the interface. heads: how given weights are held."""
+    given = heard.given_weights
+    if given is not None:
+        return Held(fuse(given, heads)[0], heard.window)
+    is_causal = heard.options.get(CAUSAL)
+    is_causal = getattr(heard.module, "is_causal", True) if is_causal is None else is_causal
+    hides_future = heard.attend.hides_future and heard.mask is None and bool(is_causal)
     # the extra score of no token is not among them: it changes no share among tokens
-    kept = {name: options[name] for name in (SCALING, SOFTCAP, SCORE_BIAS) if name in options}
-    return Recomputed(module, query, key, mask, kept, hides_future, window)
+    kept = {name: heard.options.get(name) for name in (SCALING, SOFTCAP, SCORE_BIAS)}
+    kept = {name: value for name, value in kept.items() if value is not None}
+    given_to = (heard.module, heard.query, heard.key, heard.mask)
+    return Recomputed(*given_to, kept, hides_future, heard.window)
 
 
 def is_causal_language_model(model: Model) -> bool:

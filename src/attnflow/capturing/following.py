@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from attnflow.errors import CaptureError
 from attnflow.models.execution import evaluating, running
-from attnflow.models.families import WINDOW, name_part
-from attnflow.models.listening import Attend, Call, LayerBuffer, intercepting
+from attnflow.models.families import name_part
+from attnflow.models.listening import Call, Heard, LayerBuffer, check_room, hearing
 from attnflow.models.model import Model
 from attnflow.models.probing import make_probe_inputs
-from attnflow.models.weighing import compute_weights, fuse
+from attnflow.models.weighing import fuse
 from attnflow.models.wiring import Tap, Wiring, find_wirings, first_state
 
 if TYPE_CHECKING:
@@ -30,9 +30,16 @@ WIRINGS: "WeakKeyDictionary[Any, list[Wiring]]" = WeakKeyDictionary()
 follows: ContextVar[bool] = ContextVar("follows", default=True)
 
 
+class Followed(Protocol):
+    """An attention call whose layer is not finished: states are put into `seen` as they pass."""
+
+    wiring: Wiring
+    seen: dict[Tap, "torch.Tensor"]
+
+
 @dataclass(eq=False)
 class Pending:
-    """An attention call whose layer is not finished."""
+    """The same with all its weights."""
 
     wiring: Wiring
     weights: "torch.Tensor"  # [sequence, head, query, key]
@@ -43,6 +50,7 @@ class Pending:
 
 
 Finish = Callable[[int, Pending], None]
+Layer = TypeVar("Layer", bound=Followed)
 
 
 def trace_model(model: Model) -> list[Wiring]:
@@ -68,16 +76,46 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
     """
     import torch
 
+    calls: list[Call] = []
+    layers = LayerBuffer(model.depth or 1)
+
+    def begin(wiring: Wiring, heard: Heard, residual: "torch.Tensor") -> Pending:
+        recorded = layers.take(heard.shape(heads))
+        check_room(1, heard.shape(None))
+        weights = torch.empty(heard.shape(None), device=heard.query.device)
+        share = heard.weigh(None, weights)
+        torch.from_numpy(recorded).copy_(fuse(weights, heads))
+        calls.append(Call(heard.name, recorded, share, heard.window))
+        values = spread_groups(heard.value.detach().float(), heard.query.shape[1])
+        if share is not None:
+            take_share(weights, values, heard.output[0].detach())
+        # padded queries that see no key
+        weights = torch.nan_to_num_(weights)
+        crosses = name_part(wiring.attention) == "cross"
+        return Pending(wiring, weights, values, residual, crosses)
+
+    with follow_calls(model, begin, finish):
+        yield calls
+
+
+@contextmanager
+def follow_calls(
+    model: Model,
+    begin: Callable[[Wiring, Heard, "torch.Tensor"], Layer],
+    finish: Callable[[int, Layer], None],
+) -> Iterator[None]:
+    """While this lasts, each attention of this thread is followed through its layer.
+
+    begin: makes of a call, and of the residual stream before it [sequence, query, model width],
+    what collects the states after it; finish: is told of that, with its number, once all were seen.
+    """
     wirings = trace_model(model)
     modules = dict(model.model.named_modules())
-    names = {module: name for name, module in modules.items()}
     taps = {tap for wiring in wirings for tap in list_taps(wiring)}
     thread = threading.get_ident()
     latest: dict[Tap, torch.Tensor] = {}
-    pending: list[Pending] = []
+    pending: list[Layer] = []
     done = [0]
-    calls: list[Call] = []
-    layers = LayerBuffer(model.depth or 1)
 
     def see(tap: Tap, value: Any) -> None:
         if threading.get_ident() != thread or not follows.get():
@@ -91,37 +129,13 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
                 finish(done[0], pending.pop())
                 done[0] += 1
 
-    def listen(
-        attend: Attend,
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        output = attend.function(module, query, key, value, attention_mask, *rest, **options)
-        if module not in names:
-            return output
+    def take(heard: Heard) -> None:
         wiring = wirings[done[0] % len(wirings)]
-        if pending or wiring.attention != names[module]:
-            raise CaptureError(f"{names[module]} attended otherwise than when the model was traced")
-        weights, share = weigh(module, query, key, attention_mask, options, attend)
-        count = query.shape[1] if heads is None else 1
-        recorded = layers.take((query.shape[0], count, query.shape[2], key.shape[2]))
-        torch.from_numpy(recorded).copy_(fuse(weights, heads))
-        calls.append(Call(names[module], recorded, share, options.get(WINDOW)))
-        values = spread_groups(value.detach().float(), query.shape[1])
-        if share is not None:
-            take_share(weights, values, output[0].detach())
-        # padded queries that see no key
-        weights = torch.nan_to_num_(weights)
-        crosses = name_part(wiring.attention) == "cross"
-        pending.append(Pending(wiring, weights, values, latest[wiring.residual], crosses))
-        return output
+        if pending or wiring.attention != heard.name:
+            raise CaptureError(f"{heard.name} attended otherwise than when the model was traced")
+        pending.append(begin(wiring, heard, latest[wiring.residual]))
 
-    with ExitStack() as hooks, intercepting(listen):
+    with ExitStack() as hooks, hearing(model.model, take):
         for tap in taps:
             module = modules[tap.module]
             if tap.side == "in":
@@ -136,7 +150,7 @@ def follow_layers(model: Model, finish: Finish, heads: str | None = "mean") -> I
                     see(tap, output)
 
                 hooks.callback(module.register_forward_hook(after).remove)
-        yield calls
+        yield
     if pending or not done[0] or done[0] % len(wirings):
         raise CaptureError(
             f"{done[0] % len(wirings)} of {len(wirings)} attention layers were followed to their"
@@ -165,30 +179,6 @@ def list_taps(wiring: Wiring) -> list[Tap]:
 def last_tap(wiring: Wiring) -> Tap:
     """What is seen last of a layer."""
     return wiring.stream if wiring.norm is None else Tap("out", wiring.norm)
-
-
-def weigh(
-    module: Any,
-    query: "torch.Tensor",
-    key: "torch.Tensor",
-    mask: Any,
-    options: dict[str, Any],
-    attend: Attend,
-) -> "tuple[torch.Tensor, torch.Tensor | None]":
-    """[sequence, head, query, key]: the weights of every head, rows summing to 1.
-
-    And the share of no token [sequence, query], where a model has a score for it.
-    """
-    import torch
-
-    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    weights = torch.empty(shape, device=query.device)
-    # autocast would round the logits to 16 bits, and rows would not sum to 1
-    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
-        share = compute_weights(
-            module, query, key, mask, None, weights, options, hides_future=attend.hides_future
-        )
-    return weights, share
 
 
 def take_share(weights: "torch.Tensor", values: "torch.Tensor", joined: "torch.Tensor") -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnflow.capturing.following import Pending
 from attnflow.errors import CaptureError
-from attnflow.models.wiring import Tap
+from attnflow.models.wiring import Tap, Wiring
 
 if TYPE_CHECKING:
     import torch
@@ -211,10 +211,12 @@ def make_mix(
     place: int,
     span: Span,
     gradient: "torch.Tensor | None" = None,
+    vectors: "torch.Tensor | None" = None,
 ) -> LayerMix:
     """The mix of one sequence of a batch; checked.
 
-    gradient: [sequence, query, head, width], of the target by what attention gave.
+    gradient: [sequence, query, head, width], of the target by what attention gave. vectors: what
+    `turn_values` gives, where it is known already.
     """
     import torch
 
@@ -237,14 +239,12 @@ def make_mix(
     mixed = (attention @ values).transpose(0, 1).reshape(len(branch), -1) @ joined
     check_parts(mixed, branch - bias, branch, f"the branch of {wiring.attention}", dtype)
     projection = joined.reshape(heads, width, -1)
-    turned = projection * wiring.factor  # norms are linear: they may as well turn the projection
     residual = cut(layer.residual)
     weights, stream = attention, state(wiring.stream)
     added = branch
     for name in wiring.passed:
         gain = reader.gain(name, branch.shape[-1], branch.device)
         entered, added = state(Tap("in", name)), state(Tap("out", name))
-        turned = gain.turn(turned)
         weights = weights * gain.fit_scale(entered, added, name, dtype)
     total = residual + wiring.factor * added
     if wiring.beside is not None:
@@ -257,7 +257,7 @@ def make_mix(
         gain = reader.gain(wiring.norm, stream.shape[-1], stream.device)
         left = state(Tap("out", wiring.norm))
         scale = gain.fit_scale(stream, left, wiring.norm, dtype)
-        turned, residual = gain.turn(turned), scale * gain.turn(residual)
+        residual = scale * gain.turn(residual)
         weights, stream = weights * scale, left
     by_weight = None
     if gradient is not None:  # d target / d weight[i, j] = <d target / d output[i], value[j]>
@@ -269,13 +269,24 @@ def make_mix(
         weights,
         values,
         projection,
-        values @ turned,  # [head, key, model width]
+        turn_values(reader, wiring, values) if vectors is None else vectors,
         residual,
         stream,
         span.own + torch.arange(len(residual), device=attention.device),
         by_weight,
     )
     return add_own_keys(mix) if layer.crosses else mix
+
+
+def turn_values(reader: ModuleReader, wiring: Wiring, values: "torch.Tensor") -> "torch.Tensor":
+    """[head, key, model width]: values [head, key, width] through the projection and the norms."""
+    heads, _, width = values.shape
+    joined, _ = reader.projection(wiring.projection, heads * width)
+    turned = joined.reshape(heads, width, -1) * wiring.factor
+    # norms are linear: they may as well turn the projection
+    for name in (*wiring.passed, *([] if wiring.norm is None else [wiring.norm])):
+        turned = reader.gain(name, turned.shape[-1], values.device).turn(turned)
+    return values @ turned
 
 
 def add_own_keys(mix: LayerMix) -> LayerMix:

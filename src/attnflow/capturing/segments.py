@@ -1,25 +1,15 @@
 """`rollout_segments`: the share of every part of an input, found during one forward pass."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.capturing.carrying import Carrier, LayerAttention, run_layers
+from attnflow.capturing.asking import Numbers, RowRequest, check_depth, check_removed
+from attnflow.capturing.carrying import LayerAttention, run_layers
 from attnflow.capturing.prompts import Message, Prompt, read_prompts
-from attnflow.capturing.rows import (
-    Numbers,
-    check_depth,
-    check_layers,
-    check_normalize,
-    check_removed,
-    check_rows,
-    make_even,
-    name_rows,
-)
 from attnflow.capturing.spans import Segments, read_segments
-from attnflow.core.checks import check_residual
 from attnflow.core.graph import RESIDUAL
 from attnflow.core.groups import Group
 from attnflow.core.memory import find_available_memory, format_gigabytes
@@ -36,51 +26,36 @@ if TYPE_CHECKING:
 COLUMNS = 1024
 
 
+class SegmentOptions(TypedDict, total=False):
+    """The options of `rollout_segments`."""
+
+    segments: Required[Segments]
+    unit: str
+    layers: Numbers | None
+    positions: Numbers | None
+    residual: float
+    without: Sequence[int]
+    normalize: str
+    truncation: bool
+
+
 @overload
 def rollout_segments(
     model: "Model | torch.nn.Module",
     inputs: list[int] | list[Message],
-    *,
-    segments: Segments,
-    unit: str = "positions",
-    layers: Numbers | None = None,
-    positions: Numbers | None = None,
-    residual: float = RESIDUAL,
-    without: Sequence[int] = (),
-    normalize: str = "sum",
-    truncation: bool = False,
+    **options: Unpack[SegmentOptions],
 ) -> TokenAttention: ...
 
 
 @overload
 def rollout_segments(
-    model: "Model | torch.nn.Module",
-    inputs: list[Any],
-    *,
-    segments: Segments,
-    unit: str = "positions",
-    layers: Numbers | None = None,
-    positions: Numbers | None = None,
-    residual: float = RESIDUAL,
-    without: Sequence[int] = (),
-    normalize: str = "sum",
-    truncation: bool = False,
+    model: "Model | torch.nn.Module", inputs: list[Any], **options: Unpack[SegmentOptions]
 ) -> list[TokenAttention]: ...
 
 
 @overload
 def rollout_segments(
-    model: "Model | torch.nn.Module",
-    inputs: Input,
-    *,
-    segments: Segments,
-    unit: str = "positions",
-    layers: Numbers | None = None,
-    positions: Numbers | None = None,
-    residual: float = RESIDUAL,
-    without: Sequence[int] = (),
-    normalize: str = "sum",
-    truncation: bool = False,
+    model: "Model | torch.nn.Module", inputs: Input, **options: Unpack[SegmentOptions]
 ) -> TokenAttention: ...
 
 
@@ -125,16 +100,19 @@ def rollout_segments(
     (('noun', '(rest)'), [0.3, 0.7])
     """
     model = model if isinstance(model, Model) else Model(model)
-    residual = check_residual(residual)
-    check_normalize(normalize)
     prompts, many = read_prompts(model, inputs, truncation, "rollout_segments", places=True)
     each = [segments] * len(prompts)
     if many and not isinstance(segments, str):
         each = check_each(segments, len(prompts))
-    results = [
-        roll_segments(model, prompt, own, unit, layers, positions, residual, without, normalize)
-        for prompt, own in zip(prompts, each, strict=True)
-    ]
+    options: dict[str, Any] = {"residual": residual, "without": without, "normalize": normalize}
+    results = []
+    for prompt, own in zip(prompts, each, strict=True):
+        size = len(prompt.encoded.tokens)
+        asked = positions
+        if asked is None:
+            asked = sorted(set(range(size)) - set(check_removed(without, size)))
+        request = RowRequest.read(model, prompt.encoded, "rollout", asked, layers, **options)
+        results.append(roll_segments(request, prompt, own, unit)[0])
     return results if many else results[0]
 
 
@@ -149,62 +127,38 @@ def check_each(segments: Any, count: int) -> list[Segments]:
 
 
 def roll_segments(
-    model: Model,
+    request: RowRequest,
     prompt: Prompt,
     segments: Segments,
     unit: str,
-    layers: Any,
-    positions: Any,
-    residual: float,
-    without: Any,
-    normalize: str,
-) -> TokenAttention:
-    """The shares of the segments of one input."""
-    size = len(prompt.encoded.tokens)
-    removed = check_removed(without, size)
-    every = sorted(set(range(size)) - set(removed))
-    asked = check_rows(every if positions is None else positions, size, removed)
-    numbers = check_layers(layers, model)
-    groups = read_segments(prompt, segments, unit, removed)
-    check_room(len(numbers or ()) or model.depth or 1, len(asked), len(groups))
-    carrier = Carrier(residual, removed)
+    *,
+    logits_at: int | None = None,
+) -> tuple[TokenAttention, Any]:
+    """The shares of the segments of one input; and what the model gave, as `run_layers` does."""
+    groups = read_segments(prompt, segments, unit, request.removed)
+    layers = len(request.layers or ()) or request.model.depth or 1
+    check_room(layers, len(request.positions), len(groups))
     parts = []
     for start in range(0, len(groups), COLUMNS):
         some = groups[start : start + COLUMNS]
-        found, windows = carry_segments(model, prompt, some, asked, numbers, carrier)
+        found, windows, output = carry_segments(request, some, logits_at)
         parts.append(found)
-    tops = tuple(parts[0]) if numbers is None else check_depth(numbers, len(windows))
+    asked = request.layers
+    tops = tuple(parts[0]) if asked is None else check_depth(asked, len(windows))
     values = np.stack([np.concatenate([part[top] for part in parts], axis=-1) for top in tops])
     field = None
-    if normalize == "receptive_field":
-        field = measure_field(model, prompt, groups, asked, tops, carrier, windows)
-    return name_rows(
-        model,
-        prompt.encoded,
-        values,
-        "rollout",
-        tops,
-        asked,
-        removed,
-        windows,
-        residual=residual,
-        field=field,
-        tokens=tuple(group.name for group in groups),
-        words=None,
-        groups=groups,
-    )
+    if request.normalize == "receptive_field":
+        field = measure_field(request, groups, tops, windows)
+    names = tuple(group.name for group in groups)
+    more: dict[str, Any] = {"tokens": names, "words": None, "groups": groups}
+    return request.answer(values, tops, windows, field=field, **more), output
 
 
 def carry_segments(
-    model: Model,
-    prompt: Prompt,
-    groups: Sequence[Group],
-    positions: Sequence[int],
-    layers: Sequence[int] | None,
-    carrier: Carrier,
-) -> tuple[dict[int, npt.NDArray[np.float64]], list[int | None]]:
-    """[position, group] by layer, in one forward pass; the windows of all layers."""
-    columns = start_columns(model, prompt, groups)
+    request: RowRequest, groups: Sequence[Group], logits_at: int | None
+) -> tuple[dict[int, npt.NDArray[np.float64]], list[int | None], Any]:
+    """[position, group] by layer, in one forward pass; the windows of all layers; its output."""
+    columns = start_columns(request, groups)
     found: dict[int, npt.NDArray[np.float64]] = {}
     windows: list[int | None] = []
 
@@ -213,42 +167,46 @@ def carry_segments(
         def carry(number: int, layer: LayerAttention) -> None:
             nonlocal columns
             windows.append(layer.window)
-            if layers is not None and number > max(layers):
+            if not request.reaches(number):
                 return
-            columns = carrier.carry_up(layer, columns)
-            if layers is None or number in layers:
-                found[number] = columns[list(positions)].cpu().numpy().astype(np.float64)
-            tick(number, model.depth or number)
+            columns = request.carrier.carry_up(layer, columns)
+            if request.wants(number):
+                found[number] = pick_rows(request, columns)
+            tick(number, request.model.depth or number)
 
-        run_layers(model, prompt.encoded, carry)
-    return found, windows
+        output = run_layers(request.model, request.encoded, carry, logits_at=logits_at)
+    return found, windows, output
 
 
-def start_columns(model: Model, prompt: Prompt, groups: Sequence[Group]) -> "torch.Tensor":
+def start_columns(request: RowRequest, groups: Sequence[Group]) -> "torch.Tensor":
     """[position, group]: 1 where a position is in a group."""
     import torch
 
-    columns = torch.zeros(len(prompt.encoded.tokens), len(groups), device=model.device)
+    size, device = len(request.encoded.tokens), request.model.device
+    columns = torch.zeros(size, len(groups), device=device)
     for place, group in enumerate(groups):
         columns[list(group.positions), place] = 1.0
     return columns
 
 
+def pick_rows(request: RowRequest, columns: "torch.Tensor") -> npt.NDArray[np.float64]:
+    """[asked position, group] of columns [position, group]."""
+    rows: npt.NDArray[np.float64] = columns[list(request.positions)].cpu().double().numpy()
+    return rows
+
+
 def measure_field(
-    model: Model,
-    prompt: Prompt,
+    request: RowRequest,
     groups: Sequence[Group],
-    positions: Sequence[int],
     layers: Sequence[int],
-    carrier: Carrier,
     windows: Sequence[int | None],
 ) -> npt.NDArray[np.float64]:
     """[layer, position, group]: the shares that attention without preference would give."""
-    columns, found = start_columns(model, prompt, groups), {}
+    columns, found = start_columns(request, groups), {}
     for number, window in enumerate(windows[: max(layers)], start=1):
-        columns = carrier.carry_up(make_even(model, prompt.encoded, window), columns)
+        columns = request.carrier.carry_up(request.make_even(window), columns)
         if number in layers:
-            found[number] = columns[list(positions)].cpu().numpy().astype(np.float64)
+            found[number] = pick_rows(request, columns)
     return np.stack([found[layer] for layer in layers])
 
 

@@ -32,6 +32,7 @@ from attnflow.cli.options import (
 from attnflow.core.formatting import format_markdown
 from attnflow.corpus.running import DEFAULTS, NOT_GIVEN, NotGiven, explain_corpus
 from attnflow.corpus.scores import top_words
+from attnflow.corpus.shares import TEXT_KINDS
 from attnflow.corpus.status import corpus_status, verify_corpus
 from attnflow.errors import FileError, OptionError
 from attnflow.show.terminal import print_markdown, say
@@ -124,6 +125,14 @@ def run_command(
     residual: Residual = None,
     without: Without = "",
     graph: Graph = None,
+    segments: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Shares of {', '.join(TEXT_KINDS)} instead of tokens, by rollout; texts may be"
+            " long.",
+            show_default=False,
+        ),
+    ] = None,
     importance: Annotated[
         str | None,
         typer.Option(
@@ -181,6 +190,7 @@ def run_command(
             residual=residual,
             without=read_numbers(without, "--without") or None,
             graph=graph,
+            segments=segments,
             importance=None if importance is None else split_names(importance),
             limit=limit,
             batch_tokens=batch_tokens,

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from attnflow.analysis.explaining import describe_row, explain
 from attnflow.analysis.generating import generate
-from attnflow.analysis.importance import IMPORTANCES
 from attnflow.capturing.assembly import capture
 from attnflow.cli.options import (
     OWN,
@@ -121,10 +120,12 @@ def generate_command(
             "a page shows every method and layer, not normalised; leave --method, --layer,"
             " --residual, --without, --graph, --normalize out"
         )
+    is_picture = out is not None and out.suffix.lower() in PICTURES
+    shows_all = is_page or (is_picture and plain and method is None)
     make = None if graph is None else import_own(graph, "graph")
     taken_out = read_numbers(without, "--without")
     kinds = read_edge_names(edges)
-    if kinds is not None and len(kinds) > 1 and not is_page:
+    if kinds is not None and len(kinds) > 1 and not shows_all:
         raise OptionError(
             f"one kind of edges is shown at a time; got {', '.join(kinds)}: give one, or --out with"
             " a page, which shows all"
@@ -148,10 +149,13 @@ def generate_command(
         reference = "even"  # there are no others
     if layer is not None and layer not in result.layers:
         raise OptionError(f"layer must be from 1 to {len(result.layers)}; got {layer}")
-    if out is not None and out.suffix.lower() in PICTURES:
+    if out is not None and is_picture:
         from attnflow.show import figures
 
-        figures.generation(result, layer).save(out)
+        if shows_all:
+            story.save(out)
+        else:
+            figures.generation(result, layer).save(out)
     elif out is not None:
         show_page((story if is_page else result).save(out), open_it)
     else:
@@ -227,7 +231,7 @@ def explain_command(
         model=model,
         methods=None if methods is None else read_functions(methods, "method"),
         edges=read_edge_names(edges),
-        importance=tuple(IMPORTANCES) if watched else (),
+        importance=None if watched else (),
         position=position,
         target=target,
         residual=residual,
@@ -237,7 +241,7 @@ def explain_command(
         truncation=truncation,
         heads=None if heads else "mean",
     )
-    if out is not None:
+    if out is not None or explanation.graph is None:
         for note in explanation.notes:
             print_note(note)
     elif layer != 1:
@@ -246,7 +250,7 @@ def explain_command(
                 print_note(note)
     if out is not None and out.suffix.lower() in PICTURES and (importance or target is not None):
         print_note("a picture shows token attention alone; importance is in pages and numbers")
-    if importance and not explanation.importance:
+    if importance and not explanation.importance and explanation.graph is not None:
         print_note(
             f"there is no importance: {explanation.model} predicts nothing that it could watch"
         )

@@ -23,12 +23,8 @@ from attnflow.core.arrays import Array, Floats
 from attnflow.core.bounds import bound_from_below, solve_two_layers
 from attnflow.core.capacities import find_ways, keep_usable, measure_evenness
 from attnflow.core.layers import Layers, rescale
-from attnflow.core.maxflow import (
-    MET,
-    Network,
-    make_network,
-    search_pairs,
-)
+from attnflow.core.maxflow import MET, search_pairs
+from attnflow.core.network import Network, make_network
 
 Tick = Callable[[int, int], None]  # told how much is done, and of how much
 # nodes whose searches make one block of work: well under a second, so that Ctrl-C is heard

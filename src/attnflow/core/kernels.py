@@ -17,7 +17,8 @@ ONE = np.uint64(1)
 # part is given: atomic operations that make the search eight times slower.
 #
 # The cache on disk notices a change of the file in which a kernel stands, and no change of a part
-# in another: after an edit of a part here or in capacities.py, empty the `__pycache__` beside it.
+# in another: after an edit of a part here, in capacities.py or in network.py, empty the
+# `__pycache__` beside it.
 OPTIONS = {"nogil": True, "_nrt": False}
 part = njit(forceinline=True, **OPTIONS)
 

@@ -39,121 +39,16 @@ Why it is exact
     Fulkerson). Between this and exact arithmetic stand only sums of float64 numbers.
 """
 
-from typing import NamedTuple
-
 import numpy as np
-import numpy.typing as npt
 
-from attnflow.core.arrays import Floats
-from attnflow.core.capacities import TINY, copy_capacities, read_capacity
-from attnflow.core.kernels import (
-    ONE,
-    Bits,
-    find_lowest,
-    find_shared,
-    holds,
-    insert,
-    kernel,
-    part,
-    remove,
-    share,
-)
-from attnflow.core.layers import Held
+from attnflow.core.capacities import TINY, read_capacity
+from attnflow.core.kernels import ONE, find_lowest, find_shared, holds, kernel, part, remove, share
+from attnflow.core.network import find_near, find_window, restore, set_window, take_back, use
 
 MET = 1e-13  # a flow this close to a cut has met it, and the cut's capacity is the answer
+MOST = 0.6  # of the supply: a column that holds more goes first
 
-# ---- the network, and how far its nodes are from demand ------------------------------------------
-
-
-class Network(NamedTuple):
-    """The graph between supply and demand, and the flow that a search sends through it."""
-
-    inner: Held  # [step, upper, lower]: the capacities, as they are held
-    ways: Bits  # [step, upper, word]: lower nodes to which an edge can carry anything
-    supply: Floats  # [node]: what is still to be sent
-    demand: Floats  # [node]: what can still be taken in
-    unused: Floats  # [step, upper, lower]: capacity that no flow uses
-    down: Bits  # [step, upper, word]: lower nodes to which there is unused capacity
-    up: Bits  # [step, lower, word]: upper nodes from which flow arrives
-    near: Bits  # [climbs, layer, word]: nodes by the climbs on their shortest way to demand
-    known: Bits  # [layer, word]: nodes with any way to demand
-    path: npt.NDArray[np.int64]  # [place on the path, (layer, node, climbs)]
-    want: Floats  # [place on the path]: what that node is to send on
-    sent: Floats  # [place on the path]: what it has sent on
-
-
-# A path from inner layer i to demand goes down i times, and once more for each time it climbs. Its
-# length is i + 2 * climbs, so one sweep from the bottom up per number of climbs is a breadth-first
-# search from the demand.
-@part
-def find_near(first, last, net):
-    """Fill near[0], near[1], ... until one holds supply; return which, or -1 if none does."""
-    top = net.up.shape[0]
-    net.known[:, :] = 0
-    for climbs in range(net.near.shape[0]):
-        grown = False
-        for layer in range(top + 1):
-            grown |= fill_near(layer, climbs, first, last, net)
-        for u in range(first, last + 1):
-            if net.supply[u] > TINY and holds(net.near[climbs, top], u):
-                return climbs
-        if not grown:
-            return -1
-    return -1
-
-
-# When a sweep comes to a layer, the nodes that are one move nearer are in `near`: those below by
-# this sweep, those above by the one before.
-@part
-def fill_near(layer, climbs, first, last, net):
-    """Fill near[climbs, layer]; return whether any node is in it."""
-    near, known = net.near[climbs, layer], net.known[layer]
-    near[:] = 0
-    grown = False
-    for u in range(first, last + 1):
-        if not holds(known, u) and is_near(layer, u, climbs, net):
-            insert(near, u)
-            grown = True
-    for word in range(near.shape[0]):
-        known[word] |= near[word]
-    return grown
-
-
-@part
-def is_near(layer, u, climbs, net):
-    """Whether a move takes node u nearer to demand: down, into demand itself, or up."""
-    if layer > 0 and find_shared(net.down[layer - 1, u], net.near[climbs, layer - 1]) >= 0:
-        return True
-    if climbs == 0:
-        return layer == 0 and net.demand[u] > TINY
-    top = net.up.shape[0]
-    return layer < top and find_shared(net.up[layer, u], net.near[climbs - 1, layer + 1]) >= 0
-
-
-# ---- sending along one edge ----------------------------------------------------------------------
-
-
-# What rounding leaves of a full edge carries nothing: its bit in `down` goes.
-@part
-def use(step, u, v, amount, net):
-    """Send an amount down the edge from u to v."""
-    unused = net.unused[step, u, v] - amount
-    net.unused[step, u, v] = unused
-    insert(net.up[step, v], u)
-    if unused <= TINY:
-        remove(net.down[step, u], v)
-
-
-# What rounding leaves on an empty edge is no flow: its capacity is restored, its bit in `up` goes.
-@part
-def take_back(step, u, v, amount, net):
-    """Take an amount back that was sent down the edge from u to v."""
-    unused, whole = net.unused[step, u, v] + amount, read_capacity(net.inner, step, u, v)
-    net.unused[step, u, v] = unused
-    insert(net.down[step, u], v)
-    if unused >= whole - TINY:
-        net.unused[step, u, v] = whole
-        remove(net.up[step, v], u)
+# ---- which edge comes next -----------------------------------------------------------------------
 
 
 # The widest edges are tried first: the one to the target's own column and, because of the
@@ -187,7 +82,7 @@ def find_upper(layer, u, climbs, net):
         remove(upper, v)
 
 
-# ---- sending along a path ------------------------------------------------------------------------
+# ---- the last steps ------------------------------------------------------------------------------
 
 
 # The last step is most of the work. Where it leads nothing follows, so it needs no path.
@@ -221,6 +116,92 @@ def finish_through(u, v, amount, net):
     return amount
 
 
+# The last step but one, without a path for the same reason. Each turn either sends all that is
+# left, or fills the edge to v, or finds v useless: it ends.
+@part
+def finish_above(u, amount, column, net):
+    """Send an amount from node u of inner layer 2 into demand; return what is left of it."""
+    while amount > TINY:
+        v = find_lower(2, u, 0, column, net)
+        if v < 0:
+            remove(net.near[0, 2], u)
+            return amount
+        want = min(amount, net.unused[1, u, v])
+        sent = want - finish(v, want, column, net)
+        if sent > 0.0:
+            use(1, u, v, sent, net)
+            amount -= sent
+    return amount
+
+
+# ---- sliding down the target's column ------------------------------------------------------------
+
+# In a deep graph most of the flow enters the target's column high up and goes straight down from
+# there. Walking that way for each edge into the column would be most of the work. So what enters is
+# noted by its layer, and the column is booked once, from the sums. Until then `room` is no more
+# than the column can still carry from its top, hence from any layer. What does not fit into it is
+# measured, after the column has been booked.
+#
+# This is for the first phase only, in which no path climbs. There an edge of the column is walked
+# only after sliding down from its upper end has left something over, and whatever left it over, the
+# column's edge or its demand, `slide` has then booked the column: no path sees it out of date.
+
+
+@part
+def enter_column(layer, u, amount, column, net):
+    """Send what fits of an amount from u down the target's column; return what was sent."""
+    if u == column:
+        return slide(layer, amount, column, net)
+    if not share(net.down[layer - 1, u], net.near[0, layer - 1], column):
+        return 0.0
+    amount = min(amount, net.unused[layer - 1, u, column])
+    amount = slide(layer - 1, amount, column, net)
+    if amount > 0.0:
+        use(layer - 1, u, column, amount, net)
+    return amount
+
+
+@part
+def slide(layer, amount, column, net):
+    """Send what fits of an amount down the target's column into demand; return what was sent."""
+    sent = min(amount, net.demand[column])
+    fits = sent <= net.room[0]
+    if not fits:
+        book_column(column, net)
+        for step in range(layer):
+            sent = min(sent, net.unused[step, column, column])
+    if sent > TINY:
+        net.entered[layer] += sent
+        net.entered[0] += sent
+        net.room[0] -= sent
+        net.demand[column] -= sent
+        if net.demand[column] <= TINY:
+            remove(net.near[0, 0], column)
+    else:
+        sent = 0.0
+    if sent < amount and net.entered[0] > 0.0:
+        book_column(column, net)
+    return sent
+
+
+@part
+def book_column(column, net):
+    """Book what slid down the target's column, and measure what fits beside it."""
+    room = np.inf
+    amount = 0.0
+    for step in range(net.up.shape[0] - 1, -1, -1):
+        amount += net.entered[step + 1]
+        net.entered[step + 1] = 0.0
+        if amount > 0.0:
+            use(step, column, column, amount, net)
+        room = min(room, net.unused[step, column, column])
+    net.entered[0] = 0.0
+    net.room[0] = room
+
+
+# ---- sending along a path ------------------------------------------------------------------------
+
+
 @part
 def push(tip, layer, u, climbs, want, net):
     """Put a node at the tip of the path, with what it is to send on."""
@@ -232,14 +213,20 @@ def push(tip, layer, u, climbs, want, net):
 # near[climbs - 1] along an edge that carries flow, which takes that flow back. So paths cannot
 # circle, and a node found useless stays so for this phase.
 @part
-def extend(tip, column, net):
+def extend(tip, column, first_phase, net):
     """Let the node at the tip send on; return whether the path has grown by a node for that."""
     layer, u, climbs = net.path[tip, 0], net.path[tip, 1], net.path[tip, 2]
+    if first_phase and layer > 1 and net.want[tip] - net.sent[tip] > TINY:
+        rest = net.want[tip] - net.sent[tip]
+        net.sent[tip] += enter_column(layer, u, rest, column, net)
     rest = net.want[tip] - net.sent[tip]
     if rest <= TINY:
         return False
     if layer == 1 and climbs == 0:
         net.sent[tip] = net.want[tip] - finish(u, rest, column, net)
+        return False
+    if layer == 2 and climbs == 0:
+        net.sent[tip] = net.want[tip] - finish_above(u, rest, column, net)
         return False
     if layer == 0 and climbs == 0:  # only where there are no steps
         amount = min(rest, net.demand[u])
@@ -284,7 +271,7 @@ def send_from(origin, climbs, column, net):
     push(0, net.up.shape[0], origin, climbs, net.supply[origin], net)
     tip = 0
     while tip >= 0:
-        if extend(tip, column, net):
+        if extend(tip, column, climbs == 0, net):
             tip += 1
         else:
             tip -= 1
@@ -297,21 +284,25 @@ def send_from(origin, climbs, column, net):
 # ---- the search ----------------------------------------------------------------------------------
 
 
-# In shallow graphs the source's own column is hardest to place, so it goes first. This is no part
-# but a kernel: inlined, the hot loop would share its registers with what surrounds it.
+# The source's own column is hardest to place in shallow graphs, and wherever it holds most of the
+# supply: it goes first. This is no part but a kernel: inlined, the hot loop would share its
+# registers with what surrounds it.
 @kernel
 def send(climbs, enough, first, last, net):
     """One phase: send supply along shortest paths, all that fits or `enough`; return the sum."""
     top = net.up.shape[0]
     column = first + np.argmax(net.demand[first : last + 1])
     heaviest = first + np.argmax(net.supply[first : last + 1])
+    own_first = top <= 2 or net.supply[heaviest] > MOST * net.supply.sum()
+    book_column(column, net)
     total = 0.0
-    for turn in range(first - 1 if top <= 2 else first, last + 1):
+    for turn in range(first - 1 if own_first else first, last + 1):
         origin = turn if turn >= first else heaviest
         if net.supply[origin] > TINY and holds(net.near[climbs, top], origin):
             total += send_from(origin, climbs, column, net)
             if total >= enough:
                 break
+    book_column(column, net)
     return total
 
 
@@ -323,49 +314,13 @@ def search(bound, first, last, net):
     """The maximum flow through a network that carries none, or `bound` where the flow meets it."""
     flow = 0.0
     enough = bound - min(MET, 0.5 * bound)
+    set_window(first, last, net)
     while flow < enough:
         climbs = find_near(first, last, net)
         if climbs < 0:
             return flow
         flow += send(climbs, enough - flow, first, last, net)
     return bound
-
-
-# Where a bit of `up` is not set, all capacity is unused, exactly: `take_back` has seen to that.
-@part
-def restore(first, last, net):
-    """Take back all flow within a window, so that the next search finds none."""
-    for step in range(net.up.shape[0]):
-        for v in range(first, last + 1):
-            restore_node(step, v, net)
-
-
-@part
-def restore_node(step, v, net):
-    """Take back what arrives at node v in a step, and let v send again wherever it can."""
-    for word in range(net.up.shape[2]):
-        net.down[step, v, word] = net.ways[step, v, word]
-        bits = net.up[step, v, word]
-        net.up[step, v, word] = 0
-        while bits:
-            u = find_lowest(word, bits)
-            net.unused[step, u, v] = read_capacity(net.inner, step, u, v)
-            bits &= bits - ONE
-
-
-# In a causal graph no edge leads to a later position, so a path stays between the first node with
-# demand and the last with supply.
-@part
-def find_window(supply, demand, causal):
-    """The first and last position that a path may touch; an empty window if there is no path."""
-    first = 0
-    last = supply.shape[0] - 1
-    if causal:
-        while first < demand.shape[0] and demand[first] <= TINY:
-            first += 1
-        while last >= 0 and supply[last] <= TINY:
-            last -= 1
-    return first, last
 
 
 @kernel
@@ -380,26 +335,3 @@ def search_pairs(start, stop, supplies, demands, causal, bounds, flows, net):
             first, last = find_window(net.supply, net.demand, causal)
             flows[k, m] = search(bounds[k, m], first, last, net)
             restore(first, last, net)
-
-
-# ---- what a search needs -------------------------------------------------------------------------
-
-
-def make_network(inner: Held, ways: Bits) -> Network:
-    """A network without flow, whose supply and demand are still to be set; one per worker."""
-    steps, nodes, words = ways.shape
-    longest = nodes * (steps + 1)  # a path meets no node twice
-    return Network(
-        inner=inner,
-        ways=ways,
-        supply=np.empty(nodes),
-        demand=np.empty(nodes),
-        unused=copy_capacities(inner),
-        down=ways.copy(),
-        up=np.zeros(ways.shape, np.uint64),
-        near=np.empty((longest, steps + 1, words), np.uint64),
-        known=np.empty((steps + 1, words), np.uint64),
-        path=np.empty((longest + 1, 3), np.int64),
-        want=np.empty(longest + 1),
-        sent=np.empty(longest + 1),
-    )

@@ -9,7 +9,8 @@ from attnflow.core.arrays import Array, Floats
 from attnflow.core.capacities import find_ways, keep_usable
 from attnflow.core.kernels import unpack_nodes
 from attnflow.core.layers import Layers, rescale
-from attnflow.core.maxflow import make_network, search
+from attnflow.core.maxflow import search
+from attnflow.core.network import make_network
 
 
 def find_flow_and_cut(

@@ -58,6 +58,9 @@ class TokenAttention(ArrayTable):
         What an edge of the graph weighs.
     source
         Where the result came from.
+    lost
+        [layer, query]: the share of each row that was not followed, before the rest was made to sum
+        to 1; None where all was.
 
     >>> import attnflow as af
     >>> result = af.rollout(af.Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"]))
@@ -86,6 +89,7 @@ class TokenAttention(ArrayTable):
     size: int | None = None  # positions of the graph
     edges: str = "attention"  # what an edge of the graph weighs
     source: Source | None = None  # where it came from
+    lost: Floats | None = None  # [layer, query]
 
     def __post_init__(self) -> None:
         if self.size is None and self.groups is None:  # keys are positions
@@ -194,6 +198,7 @@ class TokenAttention(ArrayTable):
             positions=(self.positions[row],),
             queries=(self.queries[row],),
             limits=None if self.limits is None else self.limits[part],
+            lost=None if self.lost is None else self.lost[part],
         )
 
     def top(
@@ -355,6 +360,8 @@ class TokenAttention(ArrayTable):
             content["groups"] = [group.positions for group in self.groups]
         if self.saturated is not None:
             content["saturated"] = self.saturated
+        if self.lost is not None:
+            content["lost"] = self.lost
         return content
 
     def _arrays(self) -> dict[str, Any]:

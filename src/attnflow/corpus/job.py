@@ -33,6 +33,7 @@ from attnflow.corpus.own_functions import (
     name_graph,
 )
 from attnflow.corpus.shard_tables import name_results, result_schema
+from attnflow.corpus.shares import check_shares
 from attnflow.edges.building import drop_attention, run_edges
 from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.errors import AttnFlowError, OptionError
@@ -64,6 +65,7 @@ class Job:
     keep: tuple[str, ...] = ()  # columns of the input that are stored with the results
     edges: tuple[str, ...] = ("attention",)
     own_edges: dict[str, str] = field(default_factory=dict)  # references of the user's own
+    segments: str | None = None  # what scores are of, instead of tokens
     # no options, but what follows from them and the model:
     depth: int = 1  # of the model's graphs, on which depends what a row needs
     heads: int = 1  # that are kept, on which it depends too
@@ -78,7 +80,8 @@ class Job:
     def schema(self) -> "pyarrow.Schema":
         """The columns of its shards."""
         removed = bool(self.without) or self.graph is not None
-        return result_schema(self.results, self.importance, self.keep, removed=removed)
+        names = self.results, self.importance, self.keep
+        return result_schema(*names, removed=removed, segments=self.segments is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +132,7 @@ def plan_job(
     without: Iterable[int] | int = (),
     graph: GraphMaker | str | None = None,
     keep: str | Iterable[str] = (),
+    segments: str | None = None,
     importable: bool = False,
 ) -> tuple[Job, Functions]:
     """The job that these options mean for a model, tried on two tokens before anything is read.
@@ -182,10 +186,13 @@ def plan_job(
         keep=tuple(dict.fromkeys([keep] if isinstance(keep, str) else keep)),
         edges=tuple(weights),
         own_edges=own_edges,
+        segments=segments,
         depth=next(iter(graphs.values())).depth,
         heads=kept_heads,
         watched=bool(used_importance) or any(weight.gradient for weight in weights.values()),
     )
+    if segments is not None:
+        check_shares(segments, vars(job))
     refuse_repeated_columns(job)
     return job, used
 
@@ -233,7 +240,8 @@ def check_kept(model: Model, trial: Encoded, position: str | int, without: tuple
 def refuse_repeated_columns(job: Job) -> None:
     """Refuse two columns of one name."""
     names = job.schema.names
-    listed = [*result_schema((), (), removed="removed" in names).names, *job.results]
+    facts = result_schema((), (), removed="removed" in names, segments="segments" in names)
+    listed = [*facts.names, *job.results]
     for name in job.results:
         if listed.count(name) > 1:
             raise OptionError(

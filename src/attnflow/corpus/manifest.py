@@ -16,6 +16,7 @@ from attnflow.analysis.pipeline import QUERIES
 from attnflow.core.files import write_file
 from attnflow.corpus.rows import is_decodable
 from attnflow.corpus.shard_tables import name_results, result_schema
+from attnflow.corpus.shares import TEXT_KINDS
 from attnflow.errors import FileError
 
 FORMAT = 1
@@ -31,6 +32,7 @@ LATER_OPTIONS: dict[str, Any] = {
     "without": [],
     "edges": ["attention"],
     "own_edges": {},
+    "segments": None,
 }
 
 
@@ -170,7 +172,8 @@ def check_column_names(options: Mapping[str, Any]) -> None:
         raise FileError(
             f"layers must be given for each result; got {sorted(layers)} for {sorted(results)}"
         )
-    facts = result_schema((), (), removed=removes_positions(options)).names
+    segments = options["segments"] is not None
+    facts = result_schema((), (), removed=removes_positions(options), segments=segments).names
     names = [*facts, *results, *options["importance"], *options["keep"]]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -335,6 +338,7 @@ OPTION_RULES: dict[str, Rule] = {
     "functions": dict_of(NAME),
     "batch_tokens": whole(1),
     "keep": list_of(TEXT),
+    "segments": or_null(rule_that("sentences, lines or words", lambda value: value in TEXT_KINDS)),
     "columns": object_of(dict.fromkeys(["text", "id", "label"], or_null(TEXT))),
     "limit": or_null(whole(1)),
 }

@@ -123,4 +123,5 @@ def find_schema(manifest: Manifest) -> "pyarrow.Schema":
     """The columns of a corpus."""
     options = manifest.options
     names = manifest.results, options["importance"], options["keep"]
-    return result_schema(*names, removed=removes_positions(options))
+    segments = options["segments"] is not None
+    return result_schema(*names, removed=removes_positions(options), segments=segments)

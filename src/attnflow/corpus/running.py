@@ -35,6 +35,7 @@ from attnflow.corpus.on_ray import compute_on_ray, require_ray
 from attnflow.corpus.planning import plan_manifest, recall_options
 from attnflow.corpus.rows import InputFiles, PendingShards, gather_inputs
 from attnflow.corpus.shard import MODEL, one_thread
+from attnflow.corpus.shares import METHOD
 from attnflow.edges.building import refuse_residual
 from attnflow.errors import CaptureError, CorpusWarning, FileError, OptionError
 from attnflow.models.execution import require_torch
@@ -61,6 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "residual": None,
     "without": (),
     "graph": None,
+    "segments": None,
     "importance": (),
     "limit": None,
     "batch_tokens": None,
@@ -95,6 +97,7 @@ def explain_corpus(
     residual: float | None = None,
     without: Sequence[int] | int | None = None,
     graph: GraphMaker | str | None = None,
+    segments: str | None = None,
     importance: Choices | None = None,
     limit: int | None = None,
     batch_tokens: int | None = None,
@@ -151,6 +154,10 @@ def explain_corpus(
     graph
         A function from an `Attention` to an `AttentionGraph`, or its "package.module:function";
         by default `attention.graph()` with `residual` and `without`.
+    segments
+        "sentences", "lines" or "words": the shares of these instead of tokens, by rollout on
+        attention, one number per segment and layer; their names and numbers of tokens are stored.
+        No matrices are built, so texts may be long.
     importance
         Names of importances ("blank_out", "input_gradient"), or {name: function} as for methods,
         called as f(model, texts, targets); none by default.
@@ -190,6 +197,7 @@ def explain_corpus(
         "residual": residual,
         "without": without,
         "graph": graph,
+        "segments": segments,
         "importance": importance,
         "limit": limit,
         "batch_tokens": batch_tokens,
@@ -210,6 +218,8 @@ def explain_corpus(
         begun = Manifest.read(folder) if (folder / MANIFEST).exists() else None
         recalled = {} if begun is None else recall_options(folder, begun, given)
         chosen = DEFAULTS | recalled | given
+        if chosen["segments"] is not None and "methods" not in recalled | given:
+            chosen["methods"] = (METHOD,)
         loaded = open_model(chosen["model"])
         job, functions = plan_job(
             loaded,
@@ -224,6 +234,7 @@ def explain_corpus(
             importance=chosen["importance"],
             batch_tokens=chosen["batch_tokens"],
             keep=chosen["keep"],
+            segments=chosen["segments"],
             importable=parallel,
         )
         refuse_unknown_layers(layers, job)

@@ -179,7 +179,7 @@ def evaluate_corpus(
     """
     require_pyarrow()
     check_statistic(statistic, undefined)
-    manifest = Manifest.read(folder)
+    manifest = read_token_scores(folder)
     chosen = choose_stored(methods, manifest.results, "method", folder)
     scored = choose_stored(against, manifest.options["importance"], "importance", folder)
     yardsticks = None
@@ -234,6 +234,17 @@ def evaluate_corpus(
         undefined,
         measured,
     )
+
+
+def read_token_scores(folder: str | os.PathLike[str]) -> Manifest:
+    """The manifest of a corpus whose scores are of tokens; one of segments is refused."""
+    manifest = Manifest.read(folder)
+    if manifest.options["segments"] is not None:
+        raise OptionError(
+            f"{folder} holds shares of {manifest.options['segments']}, not of tokens: read them"
+            " with read_corpus"
+        )
+    return manifest
 
 
 def choose_stored(
@@ -305,7 +316,7 @@ def top_words(
         Whether to keep common words and punctuation.
     """
     require_pyarrow()
-    manifest = Manifest.read(folder)
+    manifest = read_token_scores(folder)
     choose_stored([method], manifest.results, "method", folder)
     check_count("k", k)
     check_count("min_count", min_count)

@@ -27,6 +27,7 @@ from attnflow.core.memory import find_available_memory, format_gigabytes, is_of_
 from attnflow.corpus.job import Functions, Job
 from attnflow.corpus.rows import Row, is_decodable
 from attnflow.corpus.shard_tables import Failure, ScoredRow, make_error_table, make_result_table
+from attnflow.corpus.shares import share_row
 from attnflow.edges.choosing import name_result
 from attnflow.errors import AttnFlowError, OptionError
 from attnflow.models.inputs import Encoded, batches
@@ -96,6 +97,12 @@ def compute_shard(
     schema = job.schema
     # a table per batch: many small arrays, if kept, would leave the memory full of holes
     tables = [make_result_table([], job.results, job.importance, schema)]
+    if job.segments is not None:
+        shared = [share_task(model, job, job.segments, task) for task in tasks]
+        failures += [each for each in shared if isinstance(each, Failure)]
+        rows_shared = [each for each in shared if isinstance(each, ScoredRow)]
+        tables.append(make_result_table(rows_shared, job.results, job.importance, schema))
+        tasks = []
     for places in batches([task.encoded for task in tasks], job.batch_tokens):
         results = []
         for observed in observe(model, job, functions, [tasks[place] for place in places]):
@@ -260,6 +267,16 @@ def score_batch(
             raise fail_method(name, batch[0].row, error) from error
         raise
     return [score.values for score in scores]
+
+
+def share_task(model: Model, job: Job, segments: str, task: RowTask) -> ScoredRow | Failure:
+    """The shares of a row's segments; or why there are none."""
+    options = {"residual": job.residual, "without": job.without, "normalize": job.normalize}
+    (layers,) = job.layers.values()
+    try:
+        return share_row(model, task.row, segments, job.position, layers, **options)
+    except Exception as error:  # a model is foreign code, and may raise anything
+        return Failure(task.row, TOO_LARGE if lacks_memory(error) else MODEL, to_one_line(error))
 
 
 # ---- the methods --------------------------------------------------------------------------------

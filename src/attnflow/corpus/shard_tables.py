@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.core.arrays import Floats
+from attnflow.core.groups import Group
 from attnflow.corpus.formats import escape
 from attnflow.corpus.rows import Row
 from attnflow.edges.choosing import name_result
@@ -37,6 +38,7 @@ class ScoredRow:
     prediction: tuple[str, float] | None
     scores: dict[str, Floats]  # by result: [layer, token]; by importance: [token]
     removed: tuple[int, ...] = ()  # positions that its graph was made without
+    segments: tuple[Group, ...] = ()  # what scores are of, instead of tokens
 
 
 def name_results(edges: Iterable[str], methods: Iterable[str]) -> tuple[str, ...]:
@@ -55,10 +57,12 @@ def result_schema(
     keep: Iterable[str] = (),
     *,
     removed: bool = False,
+    segments: bool = False,
 ) -> "pyarrow.Schema":
     """The columns of a shard; those that were kept of the input stand last.
 
     removed: whether positions may have been taken out of graphs, so that a column tells which.
+    segments: whether results are of segments, whose names and numbers of tokens columns tell.
     """
     import pyarrow as pa
 
@@ -74,6 +78,8 @@ def result_schema(
         "probability": pa.float64(),
     }
     fields |= {"removed": pa.list_(pa.int32())} if removed else {}
+    if segments:
+        fields |= {"segments": pa.list_(pa.string()), "segment_tokens": pa.list_(pa.int32())}
     fields |= {name: pa.list_(pa.list_(pa.float32())) for name in results}
     fields |= {name: pa.list_(pa.float32()) for name in importance}
     fields |= {name: pa.string() for name in keep}
@@ -127,6 +133,8 @@ def make_result_table(
         "prediction": [escape(label) for label, _ in predictions],
         "probability": [probability for _, probability in predictions],
         "removed": [row.removed for row in rows],
+        "segments": [[escape(group.name) for group in row.segments] for row in rows],
+        "segment_tokens": [[len(group.positions) for group in row.segments] for row in rows],
     }
     for name in results:
         layers = [layer for row in rows for layer in row.scores[name]]  # [token] each

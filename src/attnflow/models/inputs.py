@@ -10,6 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.checks import check_count
@@ -189,6 +190,21 @@ def read_image(value: Any, processor: Any, config: Any, name: str) -> "torch.Ten
             f" got {pixels.shape[1]} x {pixels.shape[2]}: resize it"
         )
     return pixels
+
+
+def restore_picture(pixels: "torch.Tensor", processor: Any) -> npt.NDArray[np.float64]:
+    """The picture that a model saw, [height, width, channel] or [height, width], from 0 to 1.
+
+    What the processor did to the colours is undone; without one, pixels beyond 0 and 1 are scaled.
+    """
+    values = np.nan_to_num(pixels.detach().cpu().double().numpy())  # [channel, height, width]
+    mean, std = (getattr(processor, f"image_{name}", None) for name in ("mean", "std"))
+    if getattr(processor, "do_normalize", False) and mean is not None and std is not None:
+        values = values * np.reshape(std, (-1, 1, 1)) + np.reshape(mean, (-1, 1, 1))
+    elif values.min() < 0 or values.max() > 1:
+        values = (values - values.min()) / (float(np.ptp(values)) or 1.0)
+    shown: npt.NDArray[np.float64] = np.clip(values, 0.0, 1.0)
+    return shown.transpose(1, 2, 0) if len(shown) == 3 else shown.mean(axis=0)
 
 
 def read_patch_size(config: Any) -> tuple[int, int]:

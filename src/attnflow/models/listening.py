@@ -49,6 +49,57 @@ class Attend:
     gives_weights: bool = False  # beside its output, those that it attended by, of every head
 
 
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """One call of attention as a model made it, and what it gave."""
+
+    name: str  # of the module, within its model
+    module: Any
+    attend: Attend
+    query: "torch.Tensor"  # [sequence, head, query, width]
+    key: "torch.Tensor"  # [sequence, group of heads, key, width]
+    value: "torch.Tensor"  # likewise
+    mask: "torch.Tensor | None"
+    options: dict[str, Any]  # what the family gave with them
+    output: Any  # [sequence, query, head, width], and perhaps weights
+
+    @property
+    def window(self) -> int | None:
+        """A query sees keys less than so many positions away."""
+        return self.options.get(WINDOW)
+
+    @property
+    def given_weights(self) -> "torch.Tensor | None":
+        """[sequence, head, query, key]: the weights that came with the output, if any did."""
+        return restore_rows(self.output[1].detach()) if self.attend.gives_weights else None
+
+    def shape(self, heads: str | None) -> tuple[int, int, int, int]:
+        """[sequence, head (1 if fused), query, key]: of its weights."""
+        count = self.query.shape[1] if heads is None else 1
+        return (self.query.shape[0], count, self.query.shape[2], self.key.shape[2])
+
+    def weigh(self, heads: str | None, weights: "torch.Tensor") -> "torch.Tensor | None":
+        """Set weights of this shape; the share of no token [sequence, query], if there is one."""
+        import torch
+
+        given = self.given_weights
+        if given is not None:
+            weights.copy_(fuse(given, heads))
+            return None
+        # autocast would round the logits to 16 bits, and rows would not sum to 1
+        with torch.no_grad(), torch.autocast(self.query.device.type, enabled=False):
+            return compute_weights(
+                self.module,
+                self.query,
+                self.key,
+                self.mask,
+                heads,
+                weights,
+                self.options,
+                hides_future=self.attend.hides_future,
+            )
+
+
 LITTLE_MEMORY = 2**28  # bytes for which nobody asks how much memory is left
 Listener = Callable[..., Any]
 listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -94,9 +145,25 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
     """
     import torch
 
-    names = {module: name for name, module in model.named_modules()}
     calls: list[Call] = []
     layers = LayerBuffer(depth)
+
+    def take(heard: Heard) -> None:
+        weights = layers.take(heard.shape(heads))
+        share = heard.weigh(heads, torch.from_numpy(weights))
+        calls.append(Call(heard.name, weights, share, heard.window))
+
+    with hearing(model, take):
+        yield calls
+
+
+@contextmanager
+def hearing(model: Any, take: Callable[[Heard], None]) -> Iterator[None]:
+    """While this lasts, `take` is told of each attention of this model in this thread, once done.
+
+    The model's own computation is untouched.
+    """
+    names = {module: name for name, module in model.named_modules()}
 
     def listen(
         attend: Attend,
@@ -110,30 +177,12 @@ def listening(model: Any, heads: str | None, depth: int = 1) -> Iterator[list[Ca
     ) -> Any:
         output = attend.function(module, query, key, value, attention_mask, *rest, **options)
         if module in names:
-            count = query.shape[1] if heads is None else 1
-            weights = layers.take((query.shape[0], count, query.shape[2], key.shape[2]))
-            share = None
-            if attend.gives_weights:
-                fused = fuse(restore_rows(output[1].detach()), heads)
-                torch.from_numpy(weights).copy_(fused)
-            else:
-                # autocast would round the logits to 16 bits, and rows would not sum to 1
-                with torch.autocast(query.device.type, enabled=False):
-                    share = compute_weights(
-                        module,
-                        query,
-                        key,
-                        attention_mask,
-                        heads,
-                        torch.from_numpy(weights),
-                        options,
-                        hides_future=attend.hides_future,
-                    )
-            calls.append(Call(names[module], weights, share, options.get(WINDOW)))
+            given = (query, key, value, attention_mask, options, output)
+            take(Heard(names[module], module, attend, *given))
         return output
 
     with intercepting(listen):
-        yield calls
+        yield
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from attnflow.core.results import TokenAttention, measure_spread
 from attnflow.core.sink_tokens import Sink
 from attnflow.core.text import is_common, show_token
 from attnflow.errors import printable
+from attnflow.show.folding import print_segments
 from attnflow.show.strips import (
     WIDEST_LABEL,
     choose_style,
@@ -48,10 +49,11 @@ def print_explanation(
 ) -> None:
     """Print what it says in a sentence, then a strip per method and importance, and legends.
 
+    A long text is folded: a bar per sentence instead of strips. A chat has a bar per turn as well.
     exclude: positions that are not shaded; if None, sinks, special tokens and the explained one.
     reference: "even" or "others": shade by what was to be expected.
     """
-    shown = explanation.graph.depth if layer is None else layer
+    shown = explanation.depth if layer is None else layer
     asides: Collection[int] = find_asides(explanation)
     if exclude is not None:
         asides = check_positions(exclude, len(explanation.tokens), "exclude")
@@ -60,9 +62,12 @@ def print_explanation(
     indent = 2 + min(WIDEST_LABEL, max(map(len, names), default=0))
     print_wrapped(console, printable(explanation.summary()), "bold")
     token = show_token(explanation.tokens[explanation.position])
-    depth = explanation.graph.depth
-    where = f"layer {shown} of {depth}, position {explanation.position}, {token}"
+    where = f"layer {shown} of {explanation.depth}, position {explanation.position}, {token}"
     print_wrapped(console, f"{where}, read:", "dim")
+    if explanation.segments or explanation.graph is None:
+        print_segments(console, explanation, shown)
+    if explanation.graph is None:
+        return
     for name, row in rows.items():
         compared = row.compared_with("even", exclude=asides)
         said = describe_even(compared)
@@ -131,7 +136,7 @@ def print_importance(
         quiet = [token in special for token in importance.tokens]
         values[quiet] = 0.0 if not all(quiet) else values[quiet]
         best = int(np.abs(values).argmax())
-        words = [None] * len(values) if by_word else explanation.graph.words
+        words = [None] * len(values) if by_word else importance.words
         joined = join_words(console, importance.tokens, find_steps(values), words)
         number = format_value(float(values[best]))
         strongest = f"| {show_token(importance.tokens[best])} {number}"
@@ -191,7 +196,7 @@ def print_story(
     print_wrapped(console, printable(story.summary()), "bold")
     console.print(Text(printable(story.text, keep="\n")))
     against = {"others": "against the others", "even": "against even attention", None: "by token"}
-    where = f"layer {layer} of {len(story.attention.weights)}"
+    where = f"layer {layer} of {len(result.layers)}"
     print_wrapped(console, f"{result.method}, {where}, {against[reference]}:", "dim")
     width = min(WIDEST_LABEL, max(len(show_token(token)) for token in result.generated))
     sure = zip(result.generated, story.probabilities, strict=True)

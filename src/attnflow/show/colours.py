@@ -47,6 +47,32 @@ OTHER_LINES: tuple[Line, ...] = (
 )
 
 
+DARK_LINE = 0.16  # luminance of lines that stand out from grey ones, also without colour
+
+
+def measure_light(colour: str) -> float:
+    """The relative luminance of a colour "#rrggbb", from 0 to 1.
+
+    >>> measure_light("#000000"), measure_light("#ffffff")
+    (0.0, 1.0)
+    """
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def darken(colour: str) -> str:
+    """The same hue, dark enough that a line of it stands out from grey lines without colour.
+
+    >>> darken("#000000"), darken("#E69F00")
+    ('#000000', '#936600')
+    """
+    channels = [float(int(colour[place : place + 2], 16)) for place in (1, 3, 5)]
+    while measure_light(shown := "#" + "".join(f"{round(c):02x}" for c in channels)) > DARK_LINE:
+        channels = [0.98 * channel for channel in channels]
+    return shown
+
+
 class Look(NamedTuple):
     """What tells one method from another."""
 

@@ -72,6 +72,8 @@ class Drawing:
         The artists that hold the data, by name.
     source
         Where the data came from, also in the metadata of saved files; None if unknown.
+    latex
+        The same as source for LaTeX, of `figures.text`; None of other figures.
 
     >>> from attnflow import figures, raw
     >>> drawn = figures.heatmap(raw([[[0.5, 0.5], [1.0, 0.0]]]))
@@ -85,9 +87,18 @@ class Drawing:
     axes: tuple["Axes", ...]
     artists: dict[str, Any]
     source: str | None = None
+    latex: str | None = None
+
+    def to_latex(self) -> str:
+        """The source for LaTeX that `figures.text` gives; other figures are drawings only."""
+        if self.latex is None:
+            raise OptionError(
+                "this figure has no source for LaTeX, which figures.text gives; save it as .pdf"
+            )
+        return self.latex
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write .png, .svg or .pdf, by the ending of the name.
+        """Write .png, .svg or .pdf, by the ending of the name; of `figures.text` also .tex.
 
         Parameters
         ----------
@@ -131,6 +142,9 @@ def save(figure: "Figure | Drawing", path: str | os.PathLike[str]) -> Path:
     writers: dict[str, Writer] = {
         ending: partial(_write, ending[1:], drawn.figure, drawn.source) for ending in PICTURES
     }
+    if drawn.latex is not None:
+        source = drawn.latex.encode(errors="backslashreplace")
+        writers[".tex"] = lambda file: file.write(source)
     return write_by_ending(path, writers)
 
 

@@ -1,4 +1,4 @@
-"""Graphs: token attention between layers, and the paths of a maximum flow."""
+"""Graphs: token attention between layers, of one method or of several."""
 
 from collections.abc import Iterable, Sequence
 from math import ceil
@@ -7,26 +7,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnflow.analysis.explanation import Explanation
+from attnflow.core.arrays import Floats
 from attnflow.core.groups import list_numbers
 from attnflow.core.results import TokenAttention
-from attnflow.core.single_flow import MaxFlow
 from attnflow.errors import OptionError
-from attnflow.show.colours import MARKED, METHOD_COLOURS, choose_look
+from attnflow.show.colours import choose_look, darken
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
     check_drawable,
     check_explanations,
     check_scale,
-    check_shape,
     describe_sources,
     find_figure,
-    find_largest,
     has_token_keys,
     make_figure,
     use_style,
 )
 from attnflow.show.graph_parts import (
+    BEHIND,
+    KEY,
+    KEY_PAD,
+    add_width_key,
     check_orientation,
     choose_graph_columns,
     choose_thickness,
@@ -35,10 +37,10 @@ from attnflow.show.graph_parts import (
     find_layers,
     limit_edges,
     measure_graphs,
-    place_node,
     select_edges,
 )
-from attnflow.show.layout import label_tokens, make_panels, set_title, title_method
+from attnflow.show.layout import make_panels, set_title, title_method
+from attnflow.show.shading import Exclusion, find_excluded, note_excluded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +54,7 @@ def attention_graph(
     layer: int | None = None,
     orientation: str = "up",
     strongest: int | None = None,
+    exclude: Exclusion = None,
     scale: float | None = None,
     ax: "Axes | None" = None,
 ) -> Drawing:
@@ -71,15 +74,20 @@ def attention_graph(
         Where higher layers are drawn: "up" or "right".
     strongest
         The number of edges drawn; if None, all of them up to 40 tokens, 400 beyond.
+    exclude
+        Positions to which no edges are drawn, for instance sinks: the rest sets the scale, and
+        their share is written below the title.
     scale
-        The value of the widest edge; the largest value if None.
+        The value of the widest edge. If None, the largest in front that leads to another position;
+        of all if none is in front.
     ax
         Axes to draw into; a new figure if None.
 
     Returns
     -------
     Drawing
-        Artists: "edges" and "front" (line collections, the weakest edge first), "nodes".
+        Artists: "edges" and "front" (line collections, the weakest edge first), "nodes", and "key",
+        the legend of widths.
 
     >>> from attnflow import Attention, rollout
     >>> result = rollout(Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2, tokens=["the", "key"]))
@@ -90,28 +98,38 @@ def attention_graph(
     check_orientation(orientation)
     result = token_attention
     layers = find_layers(result)
-    if layer is not None and position is not None:
-        result.at(position, layer)  # says what was not computed
+    if position is not None:
+        position = result.select(position, layer).positions[0]  # says what was not computed
     if layer is not None and (position is None or layer not in layers):
         raise OptionError(
             "layer chooses a node together with position, in the layers drawn"
             f" ({list_numbers(layers)}); got {layer=}, {position=}"
         )
+    excluded = find_excluded(exclude, len(result.tokens))
+    own = ax is None
     if ax is None:
         depth = max(layers) - min(layers) + 1
-        ax = make_figure(*measure_graphs(depth, result.tokens, orientation)).subplots()
+        width, height = measure_graphs(depth, result.tokens, orientation)
+        ax = make_figure(width, height + KEY).subplots()
     (ax,) = check_axes(ax, 1)
+    colour = darken(choose_look(result.method, [result.method]).colour)
+    scale = check_scale(scale, *list_front([result], position, layer, excluded))
     artists = draw_graph(
         ax,
         result,
         result.method,
-        colour=choose_look(result.method, [result.method]).colour,
+        colour=colour,
         layers=layers,
         front=None if position is None else (layer, position),
         orientation=orientation,
         strongest=strongest,
-        scale=check_scale(scale, result.values),
+        excluded=excluded,
+        scale=scale,
+        pad=None if own else KEY_PAD,
     )
+    sizes = size_widths(len(result.tokens), in_front=position is not None)
+    sizes["is_exceeded"] = bool((without_keys(result.values, excluded) > scale).any())
+    artists["key"] = add_width_key(find_figure(ax) if own else ax, scale, colour, **sizes)
     return Drawing(find_figure(ax), (ax,), artists, describe_sources([result]))
 
 
@@ -122,6 +140,8 @@ def compare_graphs(
     position: int | None = None,
     orientation: str = "right",
     strongest: int | None = None,
+    exclude: Exclusion = None,
+    scale: float | None = None,
     axes: "Axes | Iterable[Any] | None" = None,
 ) -> Drawing:
     """Draw the graphs of every method on one scale, the edges of one position in front.
@@ -139,13 +159,19 @@ def compare_graphs(
         Where higher layers are drawn: "up" or "right".
     strongest
         The number of edges drawn per graph; if None, all of them up to 40 tokens, 400 beyond.
+    exclude
+        "sinks", "special" (CLS, SEP and the like) or positions, to which no edges are drawn: the
+        rest sets the scale, and their share is written below the titles.
+    scale
+        The value of the widest edge, in all graphs; if None, the largest in front that leads to
+        another position.
     axes
         Axes to draw into, one per method; a new figure if None.
 
     Returns
     -------
     Drawing
-        Artists: {method: the artists of `attention_graph`}.
+        Artists: {method: the artists of `attention_graph`}, and "key", the legend of widths.
 
     >>> from attnflow import explain
     >>> compare_graphs(explain("the key to the cabinets", importance=())).save("graphs.pdf").name
@@ -168,25 +194,38 @@ def compare_graphs(
         size = measure_graphs(
             len(layers), explanation.tokens, orientation, rows=rows, columns=columns
         )
-        axes = make_panels(len(names), columns, *size)
+        axes = make_panels(len(names), columns, size[0], size[1] + KEY)
     panels = check_axes(axes, len(names))
-    scale = find_largest(result.values for result in results.values())
+    excluded = find_excluded(exclude, len(explanation.tokens), explanation)
+    if position is None:
+        position = explanation.position
+    elif position < 0:
+        position += len(explanation.tokens)  # counts from the end
+    scale = check_scale(scale, *list_front(results.values(), position, None, excluded))
     artists: dict[str, Any] = {}
     for place, (ax, name) in enumerate(zip(panels, names, strict=True)):
         artists[name] = draw_graph(
             ax,
             results[name],
             name,
-            colour=choose_look(name, names).colour,
+            colour=darken(choose_look(name, names).colour),
             layers=layers,
-            front=(None, explanation.position if position is None else position),
+            front=(None, position),
             orientation=orientation,
             strongest=strongest,
+            excluded=excluded,
             scale=scale,
+            pad=None if own else KEY_PAD,
         )
         if own and place % columns:  # the tokens, or the layers, stand once at the left of a row
             ax.set_ylabel("")
             ax.set_yticks([])
+    owner = find_figure(panels[0]) if own else panels[0]
+    sizes = size_widths(len(explanation.tokens), in_front=True)
+    sizes["is_exceeded"] = any(
+        bool((without_keys(result.values, excluded) > scale).any()) for result in results.values()
+    )
+    artists.setdefault("key", add_width_key(owner, scale, "0.2", **sizes))
     return Drawing(find_figure(panels[0]), tuple(panels), artists, describe_sources(several))
 
 
@@ -200,11 +239,14 @@ def draw_graph(
     front: tuple[int | None, int] | None,
     orientation: str,
     strongest: int | None,
+    excluded: Sequence[int],
     scale: float,
+    pad: float | None,
 ) -> dict[str, Any]:
     """Draw one result into axes that show these layers; returns the artists.
 
-    front: (layer, or None for all, and position) whose edges stand in front.
+    front: (layer, or None for all, and position) whose edges stand in front. pad: points between
+    the title and the graph.
     """
     size = len(result.tokens)
     if not has_token_keys(result):
@@ -218,128 +260,72 @@ def draw_graph(
     computed = [layer for layer in layers if layer in result.layers]
     values = np.stack([result.values[result.layers.index(layer)] for layer in computed])
     edges, weights, notes = select_edges(
-        values, computed, result.positions, limit_edges(strongest, size), position
+        without_keys(values, excluded),
+        computed,
+        result.positions,
+        limit_edges(strongest, size),
+        position,
+        scale,
     )
     parts = (("layer", computed, len(layers)), ("position", result.positions, size))
     for what, numbers, count in parts:
         if len(numbers) < count:
             notes.append(f"{what}{'s' * (len(numbers) != 1)} {list_numbers(numbers)} only")
+    row = values[-1].mean(axis=0) if position is None else result.at(position)
+    notes += note_excluded(result.tokens, row, excluded, f" of layer {computed[-1]}", "drawn")
     in_front = np.zeros(len(edges), bool) if position is None else edges[:, 1] == position
     if layer is not None:
         in_front &= edges[:, 0] == layer
-    thick = choose_thickness(size)
-    behind = colour if position is None else "0.7"
-    clear: dict[str, Any] = {"thickest": thick, "opacity": (0.04, 1.0 if position is None else 0.6)}
-    bold: dict[str, Any] = {
-        "thickest": thick,
-        "thinnest": 0.1 * thick,
-        "opacity": (0.3, 1.0),
-        "zorder": 2,
-    }
+    behind = colour if position is None else BEHIND
+    clear = size_widths(size, in_front=False)
+    clear |= {"opacity": (0.04, 1.0 if position is None else 0.6)}
+    bold: dict[str, Any] = size_widths(size, in_front=True) | {"zorder": 2}
     back = ~in_front
     artists = {
         "edges": draw_edges(ax, edges[back], weights[back], scale, behind, orientation, **clear),
         "front": draw_edges(
             ax, edges[in_front], weights[in_front], scale, colour, orientation, **bold
         ),
-        "nodes": draw_frame(ax, layers, result.tokens, orientation, position),
+        "nodes": draw_frame(ax, layers, result.tokens, orientation, position, excluded),
     }
-    set_title(ax, title_method(name), notes)
+    set_title(ax, title_method(name), notes, pad=pad)
     return artists
 
 
-@use_style()
-def flow_paths(
-    max_flow: MaxFlow,
-    *,
-    orientation: str = "up",
-    strongest: int | None = None,
-    ax: "Axes | None" = None,
-) -> Drawing:
-    """Draw the edges that carry one maximum flow, and those of its minimum cut, dashed.
+def size_widths(size: int, *, in_front: bool) -> dict[str, Any]:
+    """How widths and opacities of edges grow, in a graph of so many tokens."""
+    thick = choose_thickness(size)
+    if in_front:
+        return {"thickest": thick, "thinnest": 0.1 * thick, "opacity": (0.4, 1.0)}
+    return {"thickest": thick, "thinnest": 0.0, "opacity": (0.04, 1.0)}
 
-    An edge is as wide as the flow on it.
 
-    Parameters
-    ----------
-    max_flow
-        What `max_flow` returned.
-    orientation
-        Where higher layers are drawn: "up" or "right".
-    strongest
-        The number of edges drawn; if None, all of them up to 40 tokens, 400 beyond.
-    ax
-        Axes to draw into; a new figure if None.
+def list_front(
+    results: Iterable[TokenAttention],
+    position: int | None,
+    layer: int | None,
+    excluded: Sequence[int],
+) -> list[Floats]:
+    """Per result the edges that set the scale: those in front, or all if none are.
 
-    Returns
-    -------
-    Drawing
-        Artists: "edges" (a line collection, the weakest first), "cut" (a line collection in the
-        order of `max_flow.cut`), "nodes", "ends".
-
-    >>> from attnflow import Attention, max_flow
-    >>> attention = Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2, tokens=["the", "key"])
-    >>> flow_paths(max_flow(attention, source=(2, 0), target=(0, 1))).save("paths.png").name
-    'paths.png'
+    Of those in front, edges to other positions: the one to itself holds the residual.
     """
-    if not isinstance(max_flow, MaxFlow):
-        raise OptionError(f"flow_paths draws what max_flow gives; got {type(max_flow).__name__}")
-    check_orientation(orientation)
-    (upper, start), (lower, _) = max_flow.source, max_flow.target
-    layers, size = list(range(lower + 1, upper + 1)), len(max_flow.tokens)
-    meaning = f"layers {list_numbers(layers)} and {size} tokens"
-    check_shape("edges [layer, query, key]", max_flow.edges, (len(layers), size, size), meaning)
-    count = limit_edges(strongest, size)
-    edges, weights, notes = select_edges(max_flow.edges, layers, range(size), count)
-    flows = {edge: max_flow.edges[edge[0] - lower - 1, edge[1], edge[2]] for edge in max_flow.cut}
-    limiting = max_flow.cut
-    if count is not None:
-        limiting = tuple(sorted(flows, key=lambda edge: -flows[edge])[:count])
-    if ax is None:
-        width, height = measure_graphs(len(layers), max_flow.tokens, orientation)
-        ax = make_figure(width, height + 0.3).subplots()
-    (ax,) = check_axes(ax, 1)
-    scale, thick, dashes = find_largest([weights]), choose_thickness(size), (0, (2.2, 1.1))
-    lines: dict[str, Any] = {"thickest": thick, "thinnest": 0.25 * thick}
-    colour = METHOD_COLOURS["flow"]
-    cut = np.array(limiting, dtype=int).reshape(-1, 3)
-    full = np.array([flows[edge] for edge in limiting])
-    artists: dict[str, Any] = {
-        "edges": draw_edges(
-            ax, edges, weights, scale, colour, orientation, opacity=(0.4, 1.0), **lines
-        ),
-        "cut": draw_edges(
-            ax,
-            cut,
-            full,
-            scale,
-            MARKED,
-            orientation,
-            opacity=(0.9, 1.0),
-            zorder=2,
-            linestyle=dashes,
-            **lines,
-        ),
-        "nodes": draw_frame(ax, layers, max_flow.tokens, orientation, None),
-    }
-    below = [place_node(orientation, lower, target) for target in max_flow.targets]
-    ends = np.array([place_node(orientation, *max_flow.source), *below])
-    ring: Any = {"facecolor": "white", "edgecolor": "black", "linewidth": 1.2}
-    artists["ends"] = ax.scatter(ends[:, 0], ends[:, 1], s=34, zorder=4, **ring)
-    ax.legend(
-        [
-            ax.plot([], [], color=colour, lw=2)[0],
-            ax.plot([], [], color=MARKED, lw=2, ls=dashes)[0],
-        ],
-        ["flow", f"minimum cut ({len(max_flow.cut):,} edge{'s' * (len(max_flow.cut) != 1)})"],
-        loc="lower center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=2,
-        frameon=False,
-        borderaxespad=0.1,
-    )
-    first, *last = label_tokens([max_flow.tokens[place] for place in (start, *max_flow.targets)])
-    way = f"from {first} in layer {upper} to {' '.join(last)} in layer {lower}"
-    title = "\n".join([f"maximum flow {max_flow.value:.3g}", way, *notes])
-    ax.set_title(title, parse_math=False, pad=18)
-    return Drawing(find_figure(ax), (ax,), artists, describe_sources([max_flow]))
+    values = []
+    for result in results:
+        kept = without_keys(result.values, excluded)
+        if position is not None:
+            result.at(position, layer)  # says what was not computed
+            kept = kept[:, result.positions.index(position)]  # [layer, key]
+            others = np.delete(kept, position, axis=1)
+            kept = others if others.any() else kept
+        values.append(kept if layer is None else kept[result.layers.index(layer)])
+    return values
+
+
+def without_keys(values: Floats, excluded: Sequence[int]) -> Floats:
+    """Edges [layer, query, key] without those to some positions."""
+    if not excluded:
+        return values
+    kept = values.copy()
+    kept[..., list(excluded)] = 0.0
+    return kept

@@ -1,17 +1,13 @@
-"""Heat maps: of one result, of several methods side by side, of a generation."""
+"""Heat maps: of one result, and of several methods side by side."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from attnflow.analysis.explanation import Explanation
-from attnflow.analysis.generation import Generation
-from attnflow.analysis.prompt_attention import PromptAttention
-from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers
-from attnflow.core.groups import list_numbers
 from attnflow.core.results import TokenAttention
 from attnflow.errors import OptionError
 from attnflow.show.drawing import (
@@ -19,8 +15,6 @@ from attnflow.show.drawing import (
     check_axes,
     check_drawable,
     check_explanations,
-    check_scale,
-    check_shape,
     describe_sources,
     find_figure,
     has_token_keys,
@@ -31,18 +25,27 @@ from attnflow.show.layout import (
     LABEL,
     PAGE,
     PANEL,
-    WIDEST,
     add_colour_bar,
     choose_columns,
     choose_width,
     draw_map,
     label_tokens,
     make_panels,
-    measure_labels,
     measure_map,
     set_title,
-    set_token_ticks,
     title_method,
+)
+from attnflow.show.shading import (
+    Exclusion,
+    Scale,
+    check_comparison,
+    find_columns,
+    find_excluded,
+    label_colours,
+    note_even,
+    note_excluded,
+    scale_maps,
+    stack_rows,
 )
 
 if TYPE_CHECKING:
@@ -56,10 +59,12 @@ def heatmap(
     token_attention: TokenAttention,
     position: int | None = None,
     *,
-    scale: float | None = None,
+    exclude: Exclusion = None,
+    scale: Scale = "common",
+    compared_with: str | None = None,
     ax: "Axes | None" = None,
 ) -> Drawing:
-    """Draw one position's token attention: layers down, tokens across, with a colour bar.
+    """Draw one position's token attention: layers up, tokens across, with a colour bar.
 
     Parameters
     ----------
@@ -67,8 +72,15 @@ def heatmap(
         What a method returned.
     position
         The query; by default the first one computed, the last if the model is causal.
+    exclude
+        Positions of tokens that are not coloured, and have no part in the scale; their share of the
+        top layer is written below the title.
     scale
-        The value of the darkest colour; the largest value drawn if None.
+        The value of the darkest colour. "common": the largest value drawn. "row": the largest of
+        each layer, so that colours are shares of it.
+    compared_with
+        None: the values. "even" or "others": how far they lie below (orange) or above (blue) what
+        `TokenAttention.compared_with` expects, from -1 to 1.
     ax
         Axes to draw into; a new figure if None.
 
@@ -83,21 +95,27 @@ def heatmap(
     (2, 2)
     """
     check_drawable(token_attention)
+    check_comparison(compared_with, scale)
     result = token_attention
     position = result.positions[-1 if result.causal else 0] if position is None else position
-    layers, values = stack_rows(result, position)
-    scale = check_scale(scale, values)
+    excluded = find_excluded(exclude, result.size or len(result.tokens))
+    left_out = find_columns(result.groups, excluded)
+    layers, values = stack_rows(result, position, excluded, compared_with)
+    (shown,), limit = scale_maps([values], 1.0 if compared_with else scale)
+    notes = note_excluded(result.tokens, result.at(position), left_out, f" of layer {layers[-1]}")
+    notes += note_even(result.select(position), excluded)
     if ax is None:
-        size = choose_width(len(result.tokens)), measure_map(len(layers), result.tokens)
-        ax = make_figure(*size).subplots()
+        width = choose_width(len(result.tokens))
+        ax = make_figure(width, measure_map(len(layers), result.tokens, len(notes))).subplots()
     (ax,) = check_axes(ax, 1)
     chosen = position if has_token_keys(result) else None
-    image = draw_map(ax, values, layers, result.tokens, scale, chosen)
+    colours: Any = {"excluded": left_out, "signed": compared_with is not None}
+    image = draw_map(ax, shown, layers, result.tokens, limit, chosen, **colours)
     query = label_tokens([result.queries[result.positions.index(position)]])[0]
     ax.set_ylabel("layer")
-    set_title(ax, f"{title_method(result.method)} of {query}")
-    artists = {"map": image, "bar": add_colour_bar([image], [ax])}
-    return Drawing(find_figure(ax), (ax,), artists, describe_sources([result]))
+    set_title(ax, f"{title_method(result.method)} of {query}", notes)
+    bar = add_colour_bar([image], [ax], label=label_colours(scale, compared_with))
+    return Drawing(find_figure(ax), (ax,), {"map": image, "bar": bar}, describe_sources([result]))
 
 
 @use_style()
@@ -105,7 +123,9 @@ def compare_heatmaps(
     explanations: Explanation | Sequence[Explanation],
     position: int | Sequence[int] | None = None,
     *,
-    scale: float | None = None,
+    exclude: Exclusion = None,
+    scale: Scale = "common",
+    compared_with: str | None = None,
     axes: "Axes | Iterable[Any] | None" = None,
 ) -> Drawing:
     """Draw one position's token attention by every method, for one input or several, on one scale.
@@ -116,8 +136,14 @@ def compare_heatmaps(
         What `explain` returned, one or a list of them, all with the same methods.
     position
         The query, or a list with one per explanation; the explained positions if None.
+    exclude
+        "sinks", "special" (CLS, SEP and the like) or positions: tokens that are not coloured, and
+        have no part in the scale; their share of the top layer is written below the titles.
     scale
-        The value of the darkest colour; the largest value drawn if None.
+        The value of the darkest colour. "common": the largest value drawn. "row": the largest of
+        each layer, so that colours are shares of it.
+    compared_with
+        As for `heatmap`.
     axes
         Axes to draw into, one per explanation and method; a new figure if None.
 
@@ -131,14 +157,16 @@ def compare_heatmaps(
     'maps.png'
     """
     several = check_explanations(explanations)
+    check_comparison(compared_with, scale)
     positions = list_positions(position, several)
     names = list(several[0].results)
+    excluded = [find_excluded(exclude, len(one.tokens), one) for one in several]
     rows = [  # per panel: layers, values [layer, token]
-        stack_rows(result, query)
-        for explanation, query in zip(several, positions, strict=True)
+        stack_rows(result, query, left_out, compared_with)
+        for explanation, query, left_out in zip(several, positions, excluded, strict=True)
         for result in explanation.results.values()
     ]
-    scale = check_scale(scale, *(values for _, values in rows))
+    maps, limit = scale_maps([values for _, values in rows], 1.0 if compared_with else scale)
     own = axes is None
     longest = max(len(explanation.tokens) for explanation in several)
     fitting = int((PAGE - MARGINS) / max(PANEL, longest * LABEL))
@@ -149,20 +177,27 @@ def compare_heatmaps(
         deepest = max(len(layers) for layers, _ in rows)
         per_input = ceil(len(names) / columns)  # rows of maps
         without_tokens = per_input - 1 if stacked else 0
-        height = without_tokens * len(several) * (measure_map(deepest, ()) + 0.1)
+        # notes stand in one line below the title of a wide map, in several of a narrow one
+        noted = 0 if not any(excluded) else 1 if columns == 1 else 2
+        height = without_tokens * len(several) * (measure_map(deepest, (), noted) + 0.1)
         for explanation in several:
-            height += (per_input - without_tokens) * measure_map(deepest, explanation.tokens)
+            tall = measure_map(deepest, explanation.tokens, noted)
+            height += (per_input - without_tokens) * tall
         axes = make_panels(len(names), columns, width, height, blocks=len(several))
     panels = check_axes(axes, len(rows))
     artists: dict[str, Any] = {name: [] for name in names}
-    for number, (ax, (layers, values)) in enumerate(zip(panels, rows, strict=True)):
+    for number, (ax, (layers, _), values) in enumerate(zip(panels, rows, maps, strict=True)):
         which, place = divmod(number, len(names))
-        tokens, query = several[which].tokens, positions[which]
-        image = draw_map(ax, values, layers, tokens, scale, query)
+        tokens, query, left_out = several[which].tokens, positions[which], excluded[which]
+        colours: Any = {"excluded": left_out, "signed": compared_with is not None}
+        image = draw_map(ax, values, layers, tokens, limit, query, **colours)
         artists[names[place]].append(image)
+        top = several[which].results[names[place]].select(query)
+        notes = note_excluded(tokens, top.values[0, 0], left_out, f" of layer {layers[-1]}")
+        notes += note_even(top, left_out)
         # one title is enough where the maps of a method are in one column
-        if which == 0 or not own or columns < len(names):
-            set_title(ax, title_method(names[place]))
+        if which == 0 or not own or columns < len(names) or notes:
+            set_title(ax, title_method(names[place]), notes)
         if own and place % columns:
             ax.set_yticks([])
         else:
@@ -170,83 +205,9 @@ def compare_heatmaps(
         if stacked and place < len(names) - 1:
             ax.set_xticks([])  # only the last map of an input is labelled with its tokens
     images = [image for name in names for image in artists[name]]
-    artists.setdefault("bar", add_colour_bar(images, panels))
+    bar = add_colour_bar(images, panels, label=label_colours(scale, compared_with))
+    artists.setdefault("bar", bar)
     return Drawing(find_figure(panels[0]), tuple(panels), artists, describe_sources(several))
-
-
-@use_style()
-def generation(
-    generation: Generation | PromptAttention,
-    layer: int | None = None,
-    *,
-    method: str | Callable[..., TokenAttention] = "rollout",
-    edges: str = "attention",
-    scale: float | None = None,
-    ax: "Axes | None" = None,
-) -> Drawing:
-    """Draw what generated tokens looked at: generated tokens down, prompt tokens across.
-
-    Parameters
-    ----------
-    generation
-        What `generate` returned, or its token attention, filtered or not.
-    layer
-        The layer that is drawn; the top one if None.
-    method
-        What a `Generation` is asked for by `Generation.by`: the name of a method, or one of yours.
-    edges
-        ... and on which edges.
-    scale
-        The value of the darkest colour; the largest value drawn if None.
-    ax
-        Axes to draw into; a new figure if None.
-
-    Returns
-    -------
-    Drawing
-        Artists: "map", whose array is [generated, prompt], and "bar".
-
-    >>> from attnflow import PromptAttention
-    >>> halves = np.full((1, 2, 1), 0.5)
-    >>> result = PromptAttention(halves, "rollout", ("the", "key"), ("is",), (1,))
-    >>> generation(result, layer=1).save("generation.png").name
-    'generation.png'
-    """
-    result = (
-        generation.by(method, edges=edges) if isinstance(generation, Generation) else generation
-    )
-    if not isinstance(result, PromptAttention):
-        raise OptionError(
-            f"generation draws what generate gives, or its rollout(); got {type(result).__name__}"
-        )
-    expected = (len(result.generated), len(result.prompt), len(result.layers))
-    meaning = "these generated tokens, prompt tokens and layers"
-    check_shape("values [generated, prompt, layer]", result.values, expected, meaning)
-    (layer,) = check_integers([max(result.layers) if layer is None else layer], "layer")
-    if layer not in result.layers:
-        computed = list_numbers(result.layers)
-        raise OptionError(f"layer {layer} was not computed; this result has layers {computed}")
-    values = result.values[:, :, result.layers.index(layer)]
-    if ax is None:
-        width = choose_width(len(result.prompt) + int(measure_labels(result.generated) / LABEL))
-        height = max(0.8, len(result.generated) * LABEL * 1.2) + 0.6 + measure_labels(result.prompt)
-        ax = make_figure(width, min(WIDEST, height)).subplots()
-    (ax,) = check_axes(ax, 1)
-    image = draw_map(ax, values, [], result.prompt, check_scale(scale, values), None)
-    set_token_ticks(ax, result.generated, along="y")
-    ax.set(xlabel="prompt", ylabel="generated")
-    set_title(ax, f"{title_method(result.method)}, layer {layer}")
-    artists = {"map": image, "bar": add_colour_bar([image], [ax])}
-    return Drawing(find_figure(ax), (ax,), artists, describe_sources([result]))
-
-
-# ---- what they share ----------------------------------------------------------------------------
-
-
-def stack_rows(result: TokenAttention, position: int) -> tuple[list[int], Floats]:
-    """The layers in ascending order, and values [layer, token] of one position."""
-    layers = sorted(set(result.layers))
-    return layers, np.stack([result.at(position, layer) for layer in layers])
 
 
 def list_positions(

@@ -1,32 +1,49 @@
-"""The token attention of a vision model's patches over the picture."""
+"""The token attention of a vision model's patches over the picture, which is drawn in grey."""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnflow.core.arrays import Array
+from attnflow.analysis.explanation import Explanation
+from attnflow.core.arrays import Array, Floats
 from attnflow.core.checks import check_integers
 from attnflow.core.results import TokenAttention
 from attnflow.errors import FileError, OptionError
+from attnflow.show.colours import RAMP
 from attnflow.show.drawing import (
     Drawing,
     check_axes,
     check_drawable,
+    check_explanations,
+    check_scale,
     describe_sources,
     find_figure,
-    find_largest,
     make_figure,
     use_style,
 )
-from attnflow.show.layout import COLUMN, add_colour_bar, label_tokens, set_title, title_method
+from attnflow.show.layout import (
+    COLUMN,
+    PAGE,
+    add_colour_bar,
+    choose_columns,
+    label_tokens,
+    make_panels,
+    set_title,
+    title_method,
+)
+from attnflow.show.shading import Scale, scale_maps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PATCH = re.compile(r"(\d+),(\d+)")
+HUE = RAMP[-2]  # of the patches: dark, so that they are seen without colour too
+PALEST = 0.45  # the grey that black becomes, so that nothing in the picture is as dark as a patch
+GRIDDED = 32  # patches along a side up to which lines part them
 
 
 @use_style()
@@ -37,12 +54,14 @@ def overlay(
     position: int | None = None,
     layer: int | None = None,
     grid: tuple[int, int] | None = None,
-    opacity: float = 0.6,
+    scale: float | None = None,
+    opacity: float = 0.85,
     ax: "Axes | None" = None,
 ) -> Drawing:
     """Draw a vision model's token attention, patch by patch, over the picture.
 
-    The share of other tokens, such as CLS and registers, is written below.
+    The picture is pale and grey; a patch is the more opaque the larger its value. The share of
+    other tokens, such as CLS and registers, is written below.
 
     Parameters
     ----------
@@ -58,8 +77,10 @@ def overlay(
     grid
         The patches down and across, if the tokens are not named "row,column"; the patches are
         then the last tokens.
+    scale
+        The value of the most opaque patch; the largest value of a patch if None.
     opacity
-        The opacity of the patches, from 0 to 1.
+        The opacity of that patch, from 0 to 1.
     ax
         Axes to draw into; a new figure if None.
 
@@ -80,37 +101,152 @@ def overlay(
     places = place_patches(result.tokens, grid)
     pixels = read_pixels(image)
     check_fit(pixels, places)
-    if not 0 <= opacity <= 1:
-        raise OptionError(f"opacity must be from 0 to 1; got {opacity}")
+    check_opacity(opacity)
     height, width = pixels.shape[:2]
     if ax is None:
-        tall = float(np.clip(2.5 * height / width, 1.2, 8.0)) + 0.65
-        ax = make_figure(COLUMN, tall).subplots()
+        ax = make_figure(COLUMN, measure_picture(height, width, 2.5)).subplots()
     (ax,) = check_axes(ax, 1)
     values = row[places]
-    picture = ax.imshow(pixels, cmap="gray" if pixels.ndim == 2 else None)
-    patches = ax.imshow(
-        values,
-        cmap="inferno",
-        vmin=0,
-        vmax=find_largest([values]),
-        alpha=opacity,
-        extent=(-0.5, width - 0.5, height - 0.5, -0.5),
-        interpolation="nearest",
-    )
-    others = sorted(set(range(len(result.tokens))) - set(places.ravel().tolist()))
-    names = label_tokens([result.tokens[place] for place in others])
-    below = [f"{name} {row[place]:.3f}" for name, place in zip(names, others, strict=True)]
-    lines = [", ".join(below[start : start + 3]) for start in range(0, min(len(below), 9), 3)]
-    ax.set_xlabel("\n".join(lines) + (" …" if len(below) > 9 else ""), parse_math=False)
-    ax.set(xticks=[], yticks=[])
+    picture, patches = draw_patches(ax, pixels, values, check_scale(scale, values), opacity)
+    ax.set_xlabel(describe_others(result.tokens, row, places), parse_math=False)
     query = label_tokens([result.queries[result.positions.index(position)]])[0]
     shown = max(result.layers) if layer is None else layer
     set_title(ax, f"{title_method(result.method)} of {query}, layer {shown}")
-    bar = add_colour_bar([patches], [ax])
-    bar.solids.set_alpha(opacity)  # as the map has it
-    artists = {"image": picture, "map": patches, "bar": bar}
+    artists = {"image": picture, "map": patches, "bar": add_colour_bar([patches], [ax])}
     return Drawing(find_figure(ax), (ax,), artists, describe_sources([result]))
+
+
+@use_style()
+def compare_overlays(
+    explanation: Explanation,
+    *,
+    position: int | None = None,
+    layer: int | None = None,
+    scale: Scale = "common",
+    opacity: float = 0.85,
+    axes: "Axes | Iterable[Any] | None" = None,
+) -> Drawing:
+    """Draw a vision model's token attention by every method, each over the picture.
+
+    The picture is the one that the explanation keeps, as the model saw it.
+
+    Parameters
+    ----------
+    explanation
+        What `explain` returned for an image.
+    position
+        The query; the explained one if None.
+    layer
+        The layer that is drawn; the top one if None.
+    scale
+        The value of the most opaque patch. "common": the largest of all. "row": the largest of each
+        picture, so that opacity is the share of it.
+    opacity
+        The opacity of that patch, from 0 to 1.
+    axes
+        Axes to draw into, one per method; a new figure if None.
+
+    Returns
+    -------
+    Drawing
+        Artists: {method: its map [down, across]}, and "bar".
+
+    >>> import torch
+    >>> from transformers import ViTConfig, ViTForImageClassification
+    >>> from attnflow import explain
+    >>> sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    >>> model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4))
+    >>> found = explain(torch.rand(3, 8, 8), model=model, methods=["rollout"])
+    >>> compare_overlays(found).artists["rollout"].get_array().shape
+    (2, 2)
+    """
+    (explanation,) = check_explanations(explanation)[:1]
+    if explanation.picture is None:
+        raise OptionError(
+            "this explanation keeps no picture to draw over; explain an image with a vision model,"
+            " or give the picture: figures.overlay(result, image)"
+        )
+    check_opacity(opacity)
+    names, position = (
+        list(explanation.results),
+        (explanation.position if position is None else position),
+    )
+    places = place_patches(explanation.tokens, None)
+    pixels = read_pixels(explanation.picture)
+    rows = {name: result.at(position, layer) for name, result in explanation.results.items()}
+    flat = [row[places].reshape(1, -1) for row in rows.values()]  # a picture is one row
+    maps, limit = scale_maps(flat, scale)
+    columns = choose_columns(len(names), 3)
+    if axes is None:
+        width = COLUMN if columns == 1 else PAGE
+        tall = measure_picture(len(pixels), len(pixels[0]), (width - 0.7) / columns)
+        axes = make_panels(len(names), columns, width, ceil(len(names) / columns) * tall)
+    panels = check_axes(axes, len(names))
+    artists: dict[str, Any] = {}
+    for ax, name, values in zip(panels, names, maps, strict=True):
+        patches = values.reshape(places.shape)
+        _, artists[name] = draw_patches(ax, pixels, patches, limit, opacity)
+        ax.set_xlabel(describe_others(explanation.tokens, rows[name], places), parse_math=False)
+        top = max(explanation.results[name].layers) if layer is None else layer
+        set_title(ax, f"{title_method(name)}, layer {top}")
+    share = ", by the largest of its picture" if scale == "row" else ""
+    bar = add_colour_bar(list(artists.values()), panels, label=f"token attention{share}")
+    artists.setdefault("bar", bar)
+    sources = describe_sources([explanation])
+    return Drawing(find_figure(panels[0]), tuple(panels), artists, sources)
+
+
+def measure_picture(height: int, width: int, inches: float) -> float:
+    """The height in inches of a picture so many inches wide, with title and notes."""
+    return float(np.clip(inches * height / width, 1.2, 8.0)) + 0.65
+
+
+def check_opacity(opacity: float) -> None:
+    """Refuse anything but a number from 0 to 1."""
+    if not 0 <= opacity <= 1:
+        raise OptionError(f"opacity must be from 0 to 1; got {opacity}")
+
+
+def draw_patches(
+    ax: "Axes", pixels: Array, values: Floats, scale: float, opacity: float
+) -> tuple[Any, Any]:
+    """Draw a picture in pale grey, and over it patches [down, across] in one hue."""
+    from matplotlib.colors import LinearSegmentedColormap, to_rgb
+
+    (height, width), (down, across) = pixels.shape[:2], values.shape
+    pale: Any = {"cmap": "gray", "vmin": 0.0, "vmax": 1.0}
+    picture = ax.imshow(PALEST + (1 - PALEST) * turn_grey(pixels), **pale)
+    hue = LinearSegmentedColormap.from_list(
+        "attnflow", [(*to_rgb(HUE), 0), (*to_rgb(HUE), opacity)]
+    )
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    patches = ax.imshow(
+        values, cmap=hue, vmin=0.0, vmax=scale, extent=extent, interpolation="nearest"
+    )
+    if max(down, across) <= GRIDDED:
+        thin: Any = {"color": "white", "linewidth": 0.3, "alpha": 0.7}
+        ax.hlines(np.arange(1, down) * height / down - 0.5, -0.5, width - 0.5, **thin)
+        ax.vlines(np.arange(1, across) * width / across - 0.5, -0.5, height - 0.5, **thin)
+    ax.set(xticks=[], yticks=[])
+    return picture, patches
+
+
+def turn_grey(pixels: Array) -> Floats:
+    """[height, width] from 0 to 1: the luma of a picture."""
+    values = pixels.astype(float) / (255 if pixels.dtype.kind in "ui" else 1)
+    if values.ndim == 2:
+        return values
+    grey: Floats = values[..., :3] @ np.array([0.299, 0.587, 0.114])
+    return grey
+
+
+def describe_others(tokens: Sequence[str], row: Floats, places: Array) -> str:
+    """The values of tokens that are no patches, such as CLS, in lines of three."""
+    others = sorted(set(range(len(tokens))) - set(places.ravel().tolist()))
+    names = label_tokens([tokens[place] for place in others])
+    below = [f"{name} {row[place]:.3f}" for name, place in zip(names, others, strict=True)]
+    lines = [", ".join(below[start : start + 3]) for start in range(0, min(len(below), 9), 3)]
+    return "\n".join(lines) + (" …" if len(below) > 9 else "")
 
 
 def place_patches(tokens: Sequence[str], grid: tuple[int, int] | None) -> Array:

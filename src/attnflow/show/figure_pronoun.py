@@ -20,7 +20,7 @@ from attnflow.show.drawing import (
     make_figure,
     use_style,
 )
-from attnflow.show.figure_maps import list_positions, stack_rows
+from attnflow.show.figure_maps import list_positions
 from attnflow.show.layout import (
     COLUMN,
     PAGE,
@@ -33,6 +33,7 @@ from attnflow.show.layout import (
     set_token_ticks,
     title_method,
 )
+from attnflow.show.shading import stack_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import LineCollection
 
-FAINTEST = 0.01  # of the strongest edge: what is weaker could not be seen, and is not drawn
+FAINTEST = 0.01  # of the widest edge: what is weaker could not be seen, and is not drawn
 LEGIBLE = 40  # tokens up to which a graph shows all its edges
 STRONGEST = 400  # edges that it shows beyond
+KEY_SHARES = (0.1, 0.5, 1.0)  # of the widest edge: the lines that the key shows
+KEY = 0.25  # inches of the key
+KEY_PAD = 18.0  # points between the title and a graph that has a key above it
+BEHIND = "0.78"  # the grey of edges behind those in colour
 
 
 def check_orientation(orientation: str) -> None:
@@ -72,13 +76,15 @@ def select_edges(
     positions: Sequence[int],
     count: int | None,
     always: int | None = None,
+    scale: float | None = None,
 ) -> tuple[Array, Floats, list[str]]:
     """The strongest edges of values [layer, query, key], the weakest first.
 
     Returns (layer, query, key) [edge, 3], weights [edge], and notes on what is left out. always: a
-    position all of whose edges are kept.
+    position all of whose edges are kept. scale: the value of the widest edge; the largest if None.
     """
-    place, row, key = np.nonzero(values > FAINTEST * find_largest([values]))
+    widest = find_largest([values]) if scale is None else scale
+    place, row, key = np.nonzero(values > FAINTEST * widest)
     edges = np.stack([np.asarray(layers, int)[place], np.asarray(positions, int)[row], key], axis=1)
     weights = values[place, row, key]
     order = np.argsort(weights, kind="stable")
@@ -122,19 +128,57 @@ def draw_edges(
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba
 
-    share = np.minimum(weights / scale, 1.0)
+    widths, alphas = size_edges(np.minimum(weights / scale, 1.0), thickest, thinnest, opacity)
     colours = np.tile(to_rgba(colour), (len(edges), 1))
-    colours[:, 3] = opacity[0] + (opacity[1] - opacity[0]) * share
+    colours[:, 3] = alphas
     segments = [
         [place_node(orientation, layer, query), place_node(orientation, layer - 1, key)]
         for layer, query, key in edges.tolist()
     ]
-    widths = thinnest + (thickest - thinnest) * share
     lines = LineCollection(
         segments, linewidths=widths, colors=colours, capstyle="butt", zorder=zorder, **options
     )
     ax.add_collection(lines)
     return lines
+
+
+def size_edges(
+    shares: Floats, thickest: float, thinnest: float, opacity: tuple[float, float]
+) -> tuple[Floats, Floats]:
+    """The widths in points, and the opacities, of edges with these shares of the scale."""
+    widths = thinnest + (thickest - thinnest) * shares
+    return widths, opacity[0] + (opacity[1] - opacity[0]) * shares
+
+
+def add_width_key(owner: Any, scale: float, colour: str, *, is_exceeded: bool, **sizes: Any) -> Any:
+    """The key of edges' widths: below a figure, or above the graph of axes that a user gave.
+
+    is_exceeded: whether some edges lie beyond the scale. sizes: thickest, thinnest and opacity, as
+    for `draw_edges`.
+    """
+    from matplotlib.lines import Line2D
+
+    widths, alphas = size_edges(
+        np.array(KEY_SHARES), sizes["thickest"], sizes.get("thinnest", 0.0), sizes["opacity"]
+    )
+    lines = [Line2D([], [], linewidth=0.0)]
+    for width, alpha in zip(widths, alphas, strict=True):
+        lines.append(Line2D([], [], color=colour, linewidth=width, alpha=alpha))
+    names = ["token attention:", *(f"{share * scale:.2g}" for share in KEY_SHARES)]
+    names[-1] += " or more" * is_exceeded
+    options: dict[str, Any] = {"loc": "outside lower center"}
+    if hasattr(owner, "imshow"):  # axes: between the title and the graph
+        options = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.1}
+    return owner.legend(
+        lines,
+        names,
+        ncols=len(lines),
+        frameon=False,
+        handlelength=1.4,
+        handletextpad=0.5,
+        columnspacing=1.0,
+        **options,
+    )
 
 
 def choose_thickness(size: int) -> float:
@@ -176,9 +220,17 @@ def measure_graphs(
 
 
 def draw_frame(
-    ax: "Axes", layers: Sequence[int], tokens: Sequence[str], orientation: str, position: int | None
+    ax: "Axes",
+    layers: Sequence[int],
+    tokens: Sequence[str],
+    orientation: str,
+    position: int | None,
+    excluded: Sequence[int] = (),
 ) -> Any:
-    """Draw the nodes, the tokens at the input, and the numbers of the layers."""
+    """Draw the nodes, the tokens at the input, and the numbers of the layers.
+
+    Nodes that are excluded, to which no edges lead, are pale.
+    """
     rows = sorted({*layers, *(layer - 1 for layer in layers)})
     nodes = np.array(
         [place_node(orientation, row, place) for row in rows for place in range(len(tokens))],
@@ -196,11 +248,12 @@ def draw_frame(
     set_layer_ticks(ax, every, every, along=across, ground=ground)
     ax.spines[:].set_visible(False)
     dot = 9 if len(tokens) <= 16 else 4
+    pale = np.isin(np.tile(range(len(tokens)), len(rows)), excluded)
     return ax.scatter(
         nodes[:, 0],
         nodes[:, 1],
         s=np.where(chosen, 1.8 * dot, dot),
-        c=np.where(chosen, "black", "0.35"),
+        c=np.where(chosen, "black", np.where(pale, "0.8", "0.35")),
         linewidth=0,
         zorder=3,
     )

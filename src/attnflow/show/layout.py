@@ -9,7 +9,7 @@ import numpy as np
 
 from attnflow.core.arrays import Floats
 from attnflow.core.text import split_shown
-from attnflow.show.colours import RAMP
+from attnflow.show.colours import AGAINST, RAMP
 from attnflow.show.drawing import FONT, TITLES, find_figure, make_figure
 
 if TYPE_CHECKING:
@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 COLUMN, PAGE = 3.3, 7.0  # inches: a column of a paper, and its page
 WIDEST = 21.0  # inches: where a figure stops growing
+LINE = 1.4 * (FONT + 1) / 72  # inches from one line of a title to the next
 LABEL = 1.25 * FONT / 72  # inches from one label to the next that leave both legible
 PANEL = 1.25  # inches of the narrowest panel that has room for its title
 LABEL_LENGTH = 16  # characters of a token that are shown
 NAME_LENGTH = 100  # characters of the name of a method
+SEEN = 0.2  # of the scale: where a colour is strong enough to be told from white
+# what `Comparison.scaled` means: by 1/3 for every doubling, and no further than 1
+TIMES = tuple(zip(np.arange(-3, 4) / 3, ("≤ 1/8", "1/4", "1/2", "1", "2", "4", "≥ 8"), strict=True))
+EXCLUDED: Any = {"facecolor": "0.96", "edgecolor": "0.8", "hatch": "////", "linewidth": 0.0}
 
 
 # ---- panels -------------------------------------------------------------------------------------
@@ -73,11 +78,16 @@ def measure_room(ax: "Axes", along: str, count: int = 1) -> float:
     return float(max(1e-3, length / find_figure(ax).dpi / max(1, count)))
 
 
-def set_title(ax: "Axes", text: str, notes: Sequence[str] = ()) -> None:
-    """Set a title of at most two lines, no wider than the axes, with notes below it."""
+def set_title(
+    ax: "Axes", text: str, notes: Sequence[str] = (), *, pad: float | None = None
+) -> None:
+    """Set a title of at most two lines, no wider than the axes, with notes below it.
+
+    pad: points between title and axes; matplotlib's own if None.
+    """
     room = 1.15 * measure_room(ax, "x")
     lines = [wrap_text(text, room, most=2), *(wrap_text(note, room, most=4) for note in notes)]
-    ax.set_title("\n".join(lines), parse_math=False)
+    ax.set_title("\n".join(lines), parse_math=False, pad=pad)
 
 
 def title_method(name: str) -> str:
@@ -195,9 +205,10 @@ def set_layer_ticks(
 # ---- heat maps ----------------------------------------------------------------------------------
 
 
-def measure_map(layers: int, tokens: Sequence[str]) -> float:
-    """The height of a heat map in inches."""
-    return float(np.clip(layers * LABEL * 1.15, 0.6, 12.0)) + 0.4 + measure_labels(tokens)
+def measure_map(rows: int, tokens: Sequence[str], notes: int = 0) -> float:
+    """The height of a heat map in inches, with lines of notes below its title."""
+    inside = float(np.clip(rows * LABEL * 1.15, 0.6, 12.0))
+    return inside + 0.4 + notes * LINE + measure_labels(tokens)
 
 
 def draw_map(
@@ -207,14 +218,31 @@ def draw_map(
     columns: Sequence[str],
     scale: float,
     chosen: int | None,
+    *,
+    excluded: Sequence[int] = (),
+    signed: bool = False,
 ) -> "AxesImage":
-    """Draw a heat map of values [row, column], from 0 to scale."""
+    """Draw a heat map of values [row, column], from 0 to scale; signed, from -scale.
+
+    Rows that are layers go up, as in every figure; other rows, as lines of a text, go down.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
-    ramp = LinearSegmentedColormap.from_list("attnflow", RAMP)
+    colours = (*AGAINST[::-1], *RAMP) if signed else RAMP
     image = ax.imshow(
-        values, cmap=ramp, vmin=0.0, vmax=scale, aspect="auto", interpolation="nearest"
+        values,
+        cmap=LinearSegmentedColormap.from_list("attnflow", colours),
+        vmin=-scale if signed else 0.0,
+        vmax=scale,
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower" if len(layers) else "upper",
     )
+    for column in excluded:
+        ax.axvspan(column - 0.5, column + 0.5, **EXCLUDED, zorder=0.5)
+    if signed:  # for whoever sees no colour
+        rows, places = np.nonzero(np.ma.filled(values, 0.0) < -SEEN * scale)
+        ax.scatter(places, rows, marker="_", s=9, color="black", linewidth=0.6)
     set_token_ticks(ax, columns, along="x", chosen=chosen)
     set_layer_ticks(ax, range(len(layers)), layers)
     return image
@@ -223,8 +251,14 @@ def draw_map(
 def add_colour_bar(
     images: Sequence["AxesImage"], axes: Sequence["Axes"], *, label: str = "token attention"
 ) -> Any:
-    """The scale that maps share, at the right of their axes; pointed where values lie beyond it."""
-    beyond = any((np.asarray(image.get_array()) > image.get_clim()[1]).any() for image in images)
+    """The scale that maps share, at the right of their axes; pointed where values lie beyond it.
+
+    One from -1 to 1 is that of `Comparison.scaled`, and says how many times what was expected.
+    """
+    shown: list[tuple[Any, float]] = [
+        (np.ma.asarray(image.get_array()), image.get_clim()[1]) for image in images
+    ]
+    beyond = any(bool((values > limit).any()) for values, limit in shown)  # of what is not masked
     extend: Any = "max" if beyond else "neither"
     figure, boxes = find_figure(axes[0]), [ax.get_position() for ax in axes]
     height = (max(box.y1 for box in boxes) - min(box.y0 for box in boxes)) * figure.get_figheight()
@@ -235,5 +269,7 @@ def add_colour_bar(
         "extendfrac": min(0.06, 0.1 / height),
     }
     bar = figure.colorbar(images[0], ax=list(axes), extend=extend, label=label, **shape)
+    if images[0].get_clim()[0] < 0:
+        bar.set_ticks([scaled for scaled, _ in TIMES], labels=[times for _, times in TIMES])
     cast(Any, bar.outline).set_linewidth(0.4)
     return bar

@@ -16,7 +16,7 @@ from attnflow.analysis.summaries import DOUBTFUL, find_asides, tell_explanation
 from attnflow.analysis.top_flows import TOP
 from attnflow.core.comparison import DOUBLINGS
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.groups import list_words
+from attnflow.core.groups import Group, list_words
 from attnflow.core.requests import EVEN, WORTH_A_WARNING
 from attnflow.core.text import number_marked, number_sentences, show_token
 from attnflow.edges.choosing import name_result
@@ -79,6 +79,7 @@ def describe_explanation(explanation: Explanation) -> Data:
     packed, notes = pack_graphs(explanation.captured, graphs)
     asides = choose_asides(find_asides(explanation), len(explanation.tokens))
     units = describe_units(explanation.tokens, find_words(explanation), alone=asides)
+    units = use_segments(units, explanation.segments, asides)
     picture, lack = describe_picture(explanation.text, explanation.tokens)
     methods = [
         describe_result(explanation, name, packed, units | {"asides": asides})
@@ -113,7 +114,7 @@ def describe_explanation(explanation: Explanation) -> Data:
         ],
         "picture": picture,
         "parts": describe_parts(explanation, graphs),
-        "notes": [*notes, *lack],
+        "notes": [*(() if graphs else explanation.notes), *notes, *lack],
         "source": str(explanation.source),
         **packed,
         **units,
@@ -125,22 +126,25 @@ def describe_explanation(explanation: Explanation) -> Data:
 def describe_generation(generation: Generation, plan: Plan | None) -> Data:
     """All that the page of a generation knows; plan: what it shows, if not what it has."""
     asked, plan = plan is not None, generation.plan() if plan is None else plan
-    on_attention = generation.attention.graph()
-    # edges that watch a token have a graph per token: their paths are not drawn
-    graphs = [generation.graphs.get(edges, on_attention) for edges in plan]
+    on_attention = None if generation.captured is None else generation.attention.graph()
+    # edges that watch a token have a graph per token: their paths are not drawn; a long prompt
+    # has rows and no graph at all
+    graphs = [generation.graphs.get(edges, on_attention) for edges in plan if on_attention]
+    size = generation.size + len(generation.tokens) - 1
     tokens = (*generation.prompt, *generation.tokens)
     sinks = [sink for sink in describe_sinks(generation) if sink[0] < generation.size]
     special = [token in generation.special for token in tokens]
     held = {place for place, _ in sinks} | {at for at in range(generation.size) if special[at]}
     asides = choose_asides(held, generation.size)
     units = describe_units(tokens, None, alone=asides, breaks=(generation.size,))
-    packed, notes = pack_graphs(generation.attention, graphs)
+    units = use_segments(units, generation.segments, asides)
+    packed, notes = pack_graphs(generation.captured, graphs)
     notes = [*generation.notes, *notes]
     shown = []
     for place, (edges, functions) in enumerate(plan.items()):
         for method, function in functions.items():
             name = name_result(edges, method)
-            if on_attention.size > LONG and function not in COMPUTED and not asked:
+            if size > LONG and function not in COMPUTED and not asked:
                 notes.append(
                     f"{describe_name(name)['title']} is left out of this page above {LONG} tokens;"
                     f" generation.by({method!r}, edges={edges!r}) computes it."
@@ -152,12 +156,15 @@ def describe_generation(generation: Generation, plan: Plan | None) -> Data:
             facts: Data = {"method": method, "edges": edges}
             facts |= {"computed": computed if edges == "attention" else None}
             facts |= {"graph": place if "graphs" in packed else None}
-            facts |= {"sumsToOne": function in COMPUTED and sums_to_one(graphs[place])}
+            adds_up = function in COMPUTED and (not graphs or sums_to_one(graphs[place]))
+            facts |= {"sumsToOne": adds_up}
+            source, depth = result.source, len(result.layers)
             shown.append(describe_prompt_attention(result, generation, units, asides) | facts)
+    layers = describe_rows(size, depth, causal=True)
     return {
         "kind": "generation",
         "text": printable(generation.text),
-        "model": printable(on_attention.source.model or ""),
+        "model": printable((source.model if source else None) or ""),
         "summary": printable(generation.summary()),
         "prediction": None,
         "prompt": generation.size,
@@ -173,11 +180,11 @@ def describe_generation(generation: Generation, plan: Plan | None) -> Data:
         "picture": None,
         "parts": None,
         "notes": notes,
-        "source": str(graphs[0].source),
+        "source": str(graphs[0].source if graphs else source),
         **packed,
         **units,
         **describe_tokens(tokens, special),
-        **describe_graph(on_attention),
+        **(layers if on_attention is None else describe_graph(on_attention)),
     }
 
 
@@ -230,6 +237,23 @@ def describe_units(
     return {"starts": [int(start) for start in starts], "units": units}
 
 
+def use_segments(units: Data, segments: Sequence[Group], asides: Sequence[int]) -> Data:
+    """The units with the turns of a chat, or what else a text was cut into, for sentences."""
+    if not segments:
+        return units
+    unwanted = set(asides)
+    groups = [
+        ([place for place in segment.positions if place not in unwanted], printable(segment.name))
+        for segment in segments
+    ]
+    groups += [([place], "") for place in asides]
+    held = {place for group, _ in groups for place in group}
+    rest = [group for group in units["units"]["sentence"] if not held.intersection(group)]
+    groups = sorted([(group, name) for group, name in groups if group] + [(g, "") for g in rest])
+    sentences, names = [list(group) for group, _ in groups], [name for _, name in groups]
+    return units | {"units": units["units"] | {"sentence": sentences}, "segments": names}
+
+
 def describe_tokens(tokens: Iterable[str], special: Iterable[bool]) -> Data:
     """Tokens for JSON, with what the page is to do with them."""
     names = list(tokens)
@@ -258,16 +282,17 @@ def describe_layers(explanation: Explanation, graphs: Sequence[AttentionGraph]) 
     """The same for an explanation, which may have rows and no graph."""
     if graphs:
         return describe_graph(graphs[0])
-    results = list(explanation.results.values())
-    depth = max((max(result.layers) for result in results), default=1)
-    return {
-        "removed": [],
-        "depth": depth,
-        "size": len(explanation.tokens),
-        "causal": any(result.causal for result in results),
-        "window": [None] * depth,
-        "layers": None,
-    }
+    first = next(iter(explanation.results.values()), None)
+    return describe_rows(
+        len(explanation.tokens), explanation.depth, causal=first is not None and first.causal
+    )
+
+
+def describe_rows(size: int, depth: int, *, causal: bool) -> Data:
+    """The layers of rows that have no graph."""
+    window = [None] * depth
+    facts = {"removed": [], "depth": depth, "size": size, "causal": causal}
+    return facts | {"window": window, "layers": None}
 
 
 def describe_parts(explanation: Explanation, graphs: Sequence[AttentionGraph]) -> Data | None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import typer
 from rich.box import SIMPLE
 from rich.cells import cell_len
@@ -19,22 +20,26 @@ from attnflow.notices import collect_notices
 NUMBER = re.compile(r"[-+]?[\d.]")
 
 
-def print_table(console: Console, results: list[TokenAttention]) -> None:
+def print_table(console: Console, results: list[TokenAttention], most: int | None = None) -> None:
     """Print a table with one row per token and a number and a bar per method.
 
-    A star marks flows at the bound that all sources share.
+    A star marks flows at the bound that all sources share. most: how many rows to show, the
+    strongest by the first method; all if None.
     """
     table = Table(box=None, pad_edge=False)
     table.add_column("", justify="right", style="dim")
     table.add_column("token", overflow="fold")
-    width = max(6, min(40, (console.width - 30) // len(results) - 10))
+    names = 30 if most is None else 70  # room for a sentence
+    width = max(6, min(40, (console.width - names) // len(results) - 10))
     for result in results:
         table.add_column(Text(printable(result.method)), justify="right")
         table.add_column("", width=width, no_wrap=True)
     block = "█" if console.encoding.lower().startswith("utf") else "#"
     starred = False
-    for key, token in enumerate(results[0].tokens):
-        cells = [Text(str(key)), Text(show_token(token))]
+    first = results[0]
+    strongest = np.argsort(-first.values[0, 0], kind="stable")[:most]
+    for key in sorted(strongest.tolist()):
+        cells = [Text(str(key)), Text(show_token(first.tokens[key]))]
         for result in results:
             row = result.values[0, 0]
             value, largest = float(row[key]), float(row.max())
@@ -44,6 +49,9 @@ def print_table(console: Console, results: list[TokenAttention]) -> None:
             cells += [Text(f"{value:.4f}{'*' if star else ' '}"), Text(bar, style="blue")]
         table.add_row(*cells)
     console.print(table)
+    if len(strongest) < len(first.tokens):
+        note = f"the {len(strongest)} strongest of {len(first.tokens):,}; a file has all"
+        console.print(Text(note, style="dim"))
     if starred:
         console.print(Text("* at the bound that is the same for every source", style="dim"))
 
@@ -90,16 +98,22 @@ def split_cells(line: str) -> list[str]:
 
 
 def cut_columns(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[Table]:
-    """A table as one, or as several below each other, each with the first column, that fit.
+    """A table as one, or as several below each other that fit.
 
-    Cells are not broken, unless a column alone is wider than there is room for it.
+    Each begins with the columns that tell the rows apart. Cells are not broken, unless a column
+    alone is wider than there is room for it.
     """
     columns = list(zip(header, *rows, strict=True))
     needs = [3 + max(map(cell_len, column)) for column in columns]  # with the space around it
-    parts: list[list[int]] = [[0]]
-    for place in range(1, len(columns)):
-        if len(parts[-1]) > 1 and sum(needs[at] for at in (*parts[-1], place)) > width:
-            parts.append([0])
+    naming = 1
+    while len({tuple(row[:naming]) for row in rows}) < len(rows) and naming < len(columns):
+        naming += 1
+    if sum(needs[:naming]) > width // 2:
+        naming = 1
+    parts = [list(range(naming))]
+    for place in range(naming, len(columns)):
+        if len(parts[-1]) > naming and sum(needs[at] for at in (*parts[-1], place)) > width:
+            parts.append(list(range(naming)))
         parts[-1].append(place)
     tables = []
     for part in parts:

@@ -52,6 +52,7 @@
  * @property {Packed} [heads]
  * @property {number[]} starts
  * @property {{ word: number[][], sentence: number[][] }} units
+ * @property {string[]} [segments]  what the sentences are called: the turns of a chat
  * @property {string[]} tokens
  * @property {string[]} names
  * @property {number[]} special

@@ -25,11 +25,13 @@ function tokenElement(place) {
   return made;
 }
 
+const range = (from, to) => Array.from({ length: to - from }, (_, i) => from + i);
+
 /** Running text: the tokens of a word stand together, words have spaces between them, and line breaks break the line. */
-function runningText(from, to) {
+function runningText(places) {
   const pieces = [];
   let word = null;
-  for (let place = from; place < to; place++) {
+  for (const place of places) {
     if (!word || data.starts[place]) {
       if (word) pieces.push(" ");
       pieces.push((word = element("span", "word")));
@@ -54,12 +56,12 @@ const isFolded = keys > limits.fold && !data.picture;
 function foldedText() {
   return UNITS.sentence.map((group, place) => {
     const fold = element("details", "fold"), summary = element("summary"), bar = element("span", "bar"), share = element("span", "share");
-    summary.append(bar, share, element("span", "name", shortened(joined(group.slice(0, 60)), 160)));
+    summary.append(bar, share, element("span", "name", shortened(`${data.segments?.[place] ? `${data.segments[place]}: ` : ""}${joined(group.slice(0, 60))}`, 160)));
     fold.append(summary);
     fold.dataset.place = String(place);
     fold.addEventListener("toggle", () => {
       if (!fold.open || fold.children.length > 1) return;
-      fold.append(listbox("text", `Sentence ${place + 1}`, runningText(group[0], group[group.length - 1] + 1)));
+      fold.append(listbox("text", `Sentence ${place + 1}`, runningText(group)));
       paintText();
     });
     return fold;
@@ -68,15 +70,15 @@ function foldedText() {
 
 function buildText() {
   const box = byId("text"), part = (title, pieces) => { if (title) box.append(element("p", "part-name", title)); box.append(pieces); };
-  if (data.picture) return part("", listbox("text", "Tokens beside the picture", Array.from({ length: keys }, (_, key) => key).filter((key) => !data.picture?.patches.includes(key)).flatMap((key) => runningText(key, key + 1))));
+  if (data.picture) return part("", listbox("text", "Tokens beside the picture", runningText(range(0, keys).filter((key) => !data.picture?.patches.includes(key)))));
   if (isFolded) {
     box.append(...foldedText());
     openStrongest();
   } else if (data.parts) {
-    part("Source", listbox("text", "Tokens of the source", runningText(0, data.parts.target)));
-    part("Target", listbox("text", "Tokens of the target", runningText(data.parts.target, keys)));
-  } else part(isGeneration ? "Prompt" : "", listbox("text", isGeneration ? "Prompt" : "Tokens", runningText(0, keys)));
-  if (isGeneration) part("Answer: choose a token to see what it read; arrow keys step, Shift selects several", listbox("text answer", "Answer", runningText(keys, tokens.length)));
+    part("Source", listbox("text", "Tokens of the source", runningText(range(0, data.parts.target))));
+    part("Target", listbox("text", "Tokens of the target", runningText(range(data.parts.target, keys))));
+  } else part(isGeneration ? "Prompt" : "", listbox("text", isGeneration ? "Prompt" : "Tokens", runningText(range(0, keys))));
+  if (isGeneration) part("Answer: choose a token to see what it read; arrow keys step, Shift selects several", listbox("text answer", "Answer", runningText(range(keys, tokens.length))));
   const first = tokenElements.find(Boolean);
   if (first) first.tabIndex = 0;
 }

@@ -14,7 +14,7 @@ const layerName = (layer) => (data.layers ? data.layers[layer - 1] : String(laye
 const layerPhrase = (layer) => (data.layers ? layerName(layer) : `layer ${layer}`);
 /** The tokens of a group as they stand in the text. */
 const joined = (group) => group.map((key, at) => (at && data.starts[key] ? " " : "") + names[key]).join("");
-const unitName = (unit, place) => (unit === "token" ? names[place] : joined(UNITS[unit][place]));
+const unitName = (unit, place) => (unit === "token" ? names[place] : (unit === "sentence" && data.segments?.[place]) || joined(UNITS[unit][place].slice(0, 80)));
 
 /** As many digits as the largest number beside it asks for. */
 const number = (value, most = 1) => (most !== 0 && (most < 5e-5 || most >= 1e4)

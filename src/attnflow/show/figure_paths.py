@@ -1,0 +1,133 @@
+"""The paths of a maximum flow, and the minimum cut that limits it."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnflow.core.groups import list_numbers
+from attnflow.core.single_flow import MaxFlow
+from attnflow.errors import OptionError
+from attnflow.show.colours import MARKED, METHOD_COLOURS
+from attnflow.show.drawing import (
+    Drawing,
+    check_axes,
+    check_shape,
+    describe_sources,
+    find_figure,
+    find_largest,
+    make_figure,
+    use_style,
+)
+from attnflow.show.graph_parts import (
+    KEY_PAD,
+    check_orientation,
+    choose_thickness,
+    draw_edges,
+    draw_frame,
+    limit_edges,
+    measure_graphs,
+    place_node,
+    select_edges,
+)
+from attnflow.show.layout import label_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@use_style()
+def flow_paths(
+    max_flow: MaxFlow,
+    *,
+    orientation: str = "up",
+    strongest: int | None = None,
+    ax: "Axes | None" = None,
+) -> Drawing:
+    """Draw the edges that carry one maximum flow, and those of its minimum cut, dashed.
+
+    An edge is as wide as the flow on it.
+
+    Parameters
+    ----------
+    max_flow
+        What `max_flow` returned.
+    orientation
+        Where higher layers are drawn: "up" or "right".
+    strongest
+        The number of edges drawn; if None, all of them up to 40 tokens, 400 beyond.
+    ax
+        Axes to draw into; a new figure if None.
+
+    Returns
+    -------
+    Drawing
+        Artists: "edges" (a line collection, the weakest first), "cut" (a line collection in the
+        order of `max_flow.cut`), "nodes", "ends".
+
+    >>> from attnflow import Attention, max_flow
+    >>> attention = Attention([[[0.5, 0.5], [1.0, 0.0]]] * 2, tokens=["the", "key"])
+    >>> flow_paths(max_flow(attention, source=(2, 0), target=(0, 1))).save("paths.png").name
+    'paths.png'
+    """
+    if not isinstance(max_flow, MaxFlow):
+        raise OptionError(f"flow_paths draws what max_flow gives; got {type(max_flow).__name__}")
+    check_orientation(orientation)
+    (upper, start), (lower, _) = max_flow.source, max_flow.target
+    layers, size = list(range(lower + 1, upper + 1)), len(max_flow.tokens)
+    meaning = f"layers {list_numbers(layers)} and {size} tokens"
+    check_shape("edges [layer, query, key]", max_flow.edges, (len(layers), size, size), meaning)
+    count = limit_edges(strongest, size)
+    edges, weights, notes = select_edges(max_flow.edges, layers, range(size), count)
+    flows = {edge: max_flow.edges[edge[0] - lower - 1, edge[1], edge[2]] for edge in max_flow.cut}
+    limiting = max_flow.cut
+    if count is not None:
+        limiting = tuple(sorted(flows, key=lambda edge: -flows[edge])[:count])
+    if ax is None:
+        width, height = measure_graphs(len(layers), max_flow.tokens, orientation)
+        ax = make_figure(width, height + 0.3).subplots()
+    (ax,) = check_axes(ax, 1)
+    scale, thick, dashes = find_largest([weights]), choose_thickness(size), (0, (2.2, 1.1))
+    lines: dict[str, Any] = {"thickest": thick, "thinnest": 0.25 * thick}
+    colour = METHOD_COLOURS["flow"]
+    cut = np.array(limiting, dtype=int).reshape(-1, 3)
+    full = np.array([flows[edge] for edge in limiting])
+    artists: dict[str, Any] = {
+        "edges": draw_edges(
+            ax, edges, weights, scale, colour, orientation, opacity=(0.4, 1.0), **lines
+        ),
+        "cut": draw_edges(
+            ax,
+            cut,
+            full,
+            scale,
+            MARKED,
+            orientation,
+            opacity=(0.9, 1.0),
+            zorder=2,
+            linestyle=dashes,
+            **lines,
+        ),
+        "nodes": draw_frame(ax, layers, max_flow.tokens, orientation, None),
+    }
+    below = [place_node(orientation, lower, target) for target in max_flow.targets]
+    ends = np.array([place_node(orientation, *max_flow.source), *below])
+    ring: Any = {"facecolor": "white", "edgecolor": "black", "linewidth": 1.2}
+    artists["ends"] = ax.scatter(ends[:, 0], ends[:, 1], s=34, zorder=4, **ring)
+    limits = len(max_flow.cut)
+    ax.legend(
+        [
+            ax.plot([], [], color=colour, lw=2)[0],
+            ax.plot([], [], color=MARKED, lw=2, ls=dashes)[0],
+        ],
+        [f"flow, widest {scale:.2g}", f"minimum cut ({limits:,} edge{'s' * (limits != 1)})"],
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=2,
+        frameon=False,
+        borderaxespad=0.1,
+    )
+    first, *last = label_tokens([max_flow.tokens[place] for place in (start, *max_flow.targets)])
+    way = f"from {first} in layer {upper} to {' '.join(last)} in layer {lower}"
+    title = "\n".join([f"maximum flow {max_flow.value:.3g}", way, *notes])
+    ax.set_title(title, parse_math=False, pad=KEY_PAD)
+    return Drawing(find_figure(ax), (ax,), artists, describe_sources([max_flow]))
