@@ -16,16 +16,16 @@ test: .venv/installed-dev  ## ruff, mypy --strict, all tests, the examples in RE
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-test-real: .venv/installed-dev .venv/installed-real  ## capture and generation on real models that install as packages
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/test_real.py
+# Debian's chromium, or another one: make test-page CHROMIUM=/path/to/it; these tests do not skip
+CHROMIUM ?= /usr/bin/chromium
+test-real: .venv/installed-dev .venv/installed-real .venv/installed-browser  ## real models that install as packages: capture, generation, the page
+	OMP_NUM_THREADS=2 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m real tests/test_real.py tests/test_page_real.py
 
 test-ray: .venv/installed-dev .venv/installed-ray  ## corpora on Ray: a cluster of two nodes, one of which is killed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/test_ray.py
 
-# Debian's chromium, or another one: make test-page CHROMIUM=/path/to/it; these tests do not skip
-CHROMIUM ?= /usr/bin/chromium
 test-page: .venv/installed-browser  ## the interactive page in a real browser
-	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_page.py tests/test_hostile.py
+	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_page.py tests/test_page_views.py tests/test_hostile.py
 
 test-hostile: .venv/installed-browser  ## attacks on every door, counted; all of them with FULL=1
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m tests.hostile $(if $(FULL),--full) $(if $(SEED),--seed $(SEED))

@@ -45,6 +45,7 @@ class Visitor:
         context = self.browser.new_context(
             viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
         )
+        context.set_default_timeout(10_000)
         self.contexts.append(context)
         path = self.folder / f"page{len(self.contexts)}.html"
         path.write_text(html, encoding="utf-8")

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 import attnflow as af
-from attnflow.core.text import is_common, show_token
-from attnflow.show import page
-from attnflow.show.page import encode_json, explanation_page, framed, generation_page, pack_array
+from attnflow.core.text import show_token
+from attnflow.show import page, page_data, page_packing
+from attnflow.show.page import encode_json, explanation_page, framed, generation_page
+from attnflow.show.page_packing import choose_bands, pack_array, pool_tiles
 from tests.oracles import Floats
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -46,7 +48,12 @@ def data_of(html: str) -> dict[str, object]:
 
 
 def unpacked(packed: dict[str, object]) -> Floats:
-    values = np.frombuffer(base64.b64decode(str(packed["float16"])), dtype="<f2").astype(np.float64)
+    if "deflated" in packed:
+        planes = np.frombuffer(zlib.decompress(base64.b64decode(str(packed["deflated"]))), np.uint8)
+        content = planes.reshape(2, -1).T.tobytes()
+    else:
+        content = base64.b64decode(str(packed["float16"]))
+    values = np.frombuffer(content, dtype="<f2").astype(np.float64)
     return values.reshape(packed["shape"])  # type: ignore[call-overload,no-any-return]
 
 
@@ -84,11 +91,11 @@ def test_the_page_is_one_small_file_without_outside_references() -> None:
         for each in (files("attnflow.show") / "page_assets").iterdir()
         if each.is_file()
     ]
-    assert sum(len(each.encode()) for each in assets) < 64_000
+    assert sum(len(each.encode()) for each in assets) < 150_000
     html = explanation_page(explained())
     outline = Outline()
     outline.feed(html)
-    assert outline.references == ["#panel"]
+    assert outline.references == ["#text-section"]
     assert not {"link", "img", "iframe", "base", "object"} & set(outline.tags)
     outside = re.findall(r"https?://[^\s\"'<]+|url\(|@import|fetch\(|XMLHttpRequest|import\(", html)
     assert set(outside) == {"http://www.w3.org/2000/svg"}  # a name, not an address
@@ -143,7 +150,7 @@ def test_float16_is_little_endian_with_its_shape() -> None:
 
 def test_heads_come_only_where_they_were_captured_and_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "heads" not in data_of(explanation_page(explained()))
-    monkeypatch.setattr(page, "HEAD_BYTES", 10)
+    monkeypatch.setattr(page_packing, "HEAD_BYTES", 10)
     data = data_of(explanation_page(explained(heads=None)))
     assert "heads" not in data
     assert "heads are too large" in str(data["notes"])
@@ -152,7 +159,7 @@ def test_heads_come_only_where_they_were_captured_and_fit(monkeypatch: pytest.Mo
 def test_a_graph_that_is_too_large_leaves_the_rows_of_the_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(page, "GRAPH_BYTES", 10)
+    monkeypatch.setattr(page_packing, "GRAPH_BYTES", 10)
     found = explained()
     data = data_of(explanation_page(found))
     assert "graphs" not in data
@@ -213,22 +220,86 @@ def test_an_explanations_page_marks_the_rows_that_are_saturated_and_how_even_the
 
 
 def test_a_long_generation_has_no_flow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "LONG", 7)
+    monkeypatch.setattr(page_data, "LONG", 7)
     data = data_of(generation_page(random_generation()))
     assert [each["name"] for each in data["methods"]] == ["raw", "rollout"]  # type: ignore[attr-defined]
     assert "generation.by('flow'" in str(data["notes"])
 
 
-def test_common_tokens_are_those_that_filtering_takes_out() -> None:
-    generation = random_generation(prompt=10)
-    kept = generation.rollout().filtered().prompt
-    assert [token for token in generation.prompt if not is_common(token)] == list(kept)
+def test_what_is_deflated_is_the_same_and_smaller() -> None:
+    generator = np.random.default_rng(0)
+    weights = np.tril(generator.random((4, 100, 100)))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    packed = pack_array(weights)
+    assert np.array_equal(unpacked(packed), weights.astype(np.float16).astype(np.float64))
+    assert len(packed["deflated"]) < 0.6 * (4 * 2 * weights.size / 3)
+    noise = pack_array(generator.random(20_000).view(np.float16))  # all bits random
+    assert "float16" in noise
+
+
+def test_a_deep_graph_comes_with_bands_whose_product_is_rollout() -> None:
+    generator = np.random.default_rng(0)
+    weights = generator.random((20, 6, 6))
+    attention = af.Attention(weights / weights.sum(axis=-1, keepdims=True), causal=False)
+    data = data_of(explanation_page(af.explain(attention, methods=["rollout"])))
+    (packed,) = graphs_of(data)
+    assert packed["tops"] == choose_bands(20)
+    assert packed["tops"][-1] == 20
+    whole = np.eye(6)
+    for band in unpacked(packed["bands"]):
+        whole = band @ whole
+    assert np.abs(whole - af.rollout(attention).values[-1]).max() < 1e-3
+
+
+def test_a_graph_that_is_too_large_comes_as_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_packing, "GRAPH_BYTES", 1000)
+    weights = np.full((20, 6, 6), 1 / 6)
+    found = af.explain(af.Attention(weights, causal=False), methods=["raw", "rollout"])
+    data = data_of(explanation_page(found))
+    (packed,) = graphs_of(data)
+    assert "weights" not in packed
+    assert "bands of layers" in str(data["notes"])
+    assert method_of(data, "rollout")["rows"]["positions"] == [0]
+
+
+def test_tiles_are_means_of_rows_of_sums_of_keys() -> None:
+    values = np.random.default_rng(0).random((2, 300, 300))
+    tiles = pool_tiles(values, range(300))
+    assert tiles is not None
+    starts, pooled = [*tiles["starts"], 300], unpacked(tiles["values"])
+    for row, column in ((0, 0), (5, 90), (127, 127)):
+        block = values[1, starts[row] : starts[row + 1], starts[column] : starts[column + 1]]
+        assert pooled[1, row, column] == pytest.approx(block.sum(axis=1).mean(), rel=1e-3)
+
+
+def test_maximum_flows_of_the_top_tokens_travel_with_their_cut() -> None:
+    found = explained()
+    data = data_of(explanation_page(found))
+    flows = method_of(data, "flow")["flows"]
+    single = {each["target"][0] for each in flows if len(each["target"]) == 1}
+    assert single == set(range(1, len(found.tokens)))  # all but the explained position
+    for flow in flows:
+        best = af.max_flow(found.graphs["flow"], source=(6, 0), target=(0, flow["target"]))
+        assert flow["value"] == pytest.approx(best.value, rel=1e-4)
+        cut = [tuple(edge[:3]) for edge in flow["edges"] if edge[4]]
+        assert sorted(cut) == sorted(best.cut)
+
+
+def test_words_and_sentences_are_told_apart_and_what_is_left_out_stands_alone() -> None:
+    text = "The key. It was lost!"
+    data = data_of(explanation_page(explained(text)))
+    units: Any = data["units"]
+    tokens: Any = data["tokens"]
+    assert units["word"][0] == units["sentence"][0] == [0]  # the explained position
+    joined = [" ".join(tokens[at] for at in group) for group in units["sentence"]]
+    assert len(joined) == 3
+    assert joined[1].endswith(".")
 
 
 def test_a_frame_keeps_the_page_apart_and_large_pages_out(monkeypatch: pytest.MonkeyPatch) -> None:
     outline = Outline()
     outline.feed(framed(explanation_page(explained())))
-    assert outline.tags == ["iframe"]
+    assert outline.tags == ["iframe", "script"]  # the script listens to how high the page is
     monkeypatch.setattr(page, "FRAME_BYTES", 1000)
     text = framed(explanation_page(explained()))
     assert "too much for a notebook" in text

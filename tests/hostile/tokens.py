@@ -64,7 +64,10 @@ ATTACKS: list[str | tuple[str, str]] = [
     f"<b>{'x' * 20_000}</b>",
 ]
 # read from a page: the first strip's tokens; elements with handlers; the elements' names
-STRIP = "[...document.querySelectorAll('.strip')[0].children].map(e => [e.textContent, e.title])"
+STRIP = (
+    "[...document.querySelector('#text .text').querySelectorAll('.token')]"
+    ".map(e => [e.textContent, e.title])"
+)
 HANDLERS = (
     "[...document.querySelectorAll('*')].filter("
     "e => [...e.attributes].some(a => /^on|^srcdoc$/.test(a.name)"
@@ -171,8 +174,11 @@ def look(tab: Any, place: int, shown: str, token: str, plain: Counter[str]) -> s
 
 def walk(tab: Any) -> Counter[str]:
     """Open all that a page can show; how many elements of each name it has then."""
-    tab.evaluate("document.getElementById('tables').open = true")
-    for method in ("raw", "flow", "all", "rollout"):
-        tab.evaluate("id => document.getElementById(id).click()", f"tab-{method}")
-    tab.wait_for_selector("#methods-table tbody tr", state="attached")
+    tab.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    for method in ("raw", "flow", "rollout"):
+        tab.locator("#method").select_option(method)
+        tab.evaluate("document.querySelector('#text .token').click()")
+    for kind in ("csv", "latex", "html"):
+        tab.evaluate("id => document.getElementById(id).click()", f"copy-{kind}")
+    tab.wait_for_selector("#table tbody tr", state="attached")
     return Counter(tab.evaluate(NAMES))

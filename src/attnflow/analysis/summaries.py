@@ -75,24 +75,31 @@ def find_even(explanation: "Explanation") -> dict[str, float]:
 
 def summarise_explanation(explanation: "Explanation") -> str:
     """One sentence on an explanation, as `Explanation.summary` gives it."""
+    answer, doubts = tell_explanation(explanation)
+    return " ".join([*answer, *doubts])
+
+
+def tell_explanation(explanation: "Explanation") -> tuple[list[str], list[str]]:
+    """What was predicted and read, and what to distrust, one sentence each."""
     even = explanation.even
     informative = [name for name in explanation.results if name not in even]
     first = explanation.first if explanation.first in informative else next(iter(informative), "")
-    sentences = []
+    answer: list[str] = []
+    doubts: list[str] = []
     if explanation.prediction is not None:
         label, probability = explanation.prediction
-        sentences.append(f"{quote(show_token(label))} {probability:.2f}.")
+        answer.append(f"{quote(show_token(label))} {probability:.2f}.")
     if first:
-        sentences += tell_reading(explanation, first)
+        answer += tell_reading(explanation, first)
     if even:
         says = "say" if len(even) > 1 else "says"
-        sentences.append(f"{begin(join_names(list(even)))} {says} nothing here.")
+        doubts.append(f"{begin(join_names(list(even)))} {says} nothing here.")
     ranked = len(explanation.tokens) - len(find_asides(explanation))
     if first in explanation.agreement and ranked >= WORTH_A_WARNING[1]:
         value = explanation.agreement[first]
         doubt = ": distrust it" if value < DOUBTFUL else ""
-        sentences.append(f"On this text {first} ranks tokens like blank-out at {value:.2f}{doubt}.")
-    return " ".join(sentences)
+        doubts.append(f"On this text {first} ranks tokens like blank-out at {value:.2f}{doubt}.")
+    return answer, doubts
 
 
 def tell_reading(explanation: "Explanation", name: str) -> Iterator[str]:

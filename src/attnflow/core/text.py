@@ -118,3 +118,28 @@ def is_common(token: str, words: Collection[str] = COMMON_WORDS, punctuation: bo
         punctuation
         and all(character in string.punctuation or character.isspace() for character in text)
     )
+
+
+ENDS = re.compile(r"[.!?…。！？]+[\"'”’)\]]*\Z")
+
+
+def number_sentences(tokens: Sequence[str], starts: Sequence[bool]) -> list[int]:
+    """The number of the sentence of each token.
+
+    A sentence ends with a full stop, question or exclamation mark where a word begins after it,
+    and with a line break.
+
+    >>> number_sentences(["Go", ".", "Stay", "!"], [True, False, True, False])
+    [0, 0, 1, 1]
+    """
+    numbers: list[int] = []
+    number, is_over = 0, False
+    for token, starts_word in zip(tokens, starts, strict=True):
+        text = strip_marks(token)
+        if is_over and starts_word and not ENDS.fullmatch(text):
+            number, is_over = number + 1, False
+        numbers.append(number)
+        is_over = is_over or "\n" in text or bool(ENDS.search(text))
+        if not starts_word and not ENDS.search(text):
+            is_over = False  # "3.5": the number goes on
+    return numbers
