@@ -25,7 +25,7 @@ test-ray: .venv/installed-dev .venv/installed-ray  ## corpora on Ray: a cluster 
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/test_ray.py
 
 test-page: .venv/installed-browser  ## the interactive page in a real browser
-	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_page.py tests/test_page_views.py tests/test_hostile.py
+	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_strip_pages.py tests/test_page.py tests/test_page_views.py tests/test_hostile.py
 
 test-hostile: .venv/installed-browser  ## attacks on every door, counted; all of them with FULL=1
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m tests.hostile $(if $(FULL),--full) $(if $(SEED),--seed $(SEED))

@@ -19,6 +19,7 @@ from attnflow.analysis.metrics import PerturbationCurve
 from attnflow.analysis.prompt_attention import PromptAttention
 from attnflow.analysis.rationales import plausibility
 from attnflow.analysis.report import Report
+from attnflow.analysis.side_by_side import SideBySide, compare
 from attnflow.capturing.assembly import capture
 from attnflow.capturing.mixing import LayerMix
 from attnflow.capturing.recording import record
@@ -84,6 +85,7 @@ __all__ = [
     "RoundingWarning",
     "SaturationWarning",
     "ShareWarning",
+    "SideBySide",
     "Sink",
     "Source",
     "TokenAttention",
@@ -92,6 +94,7 @@ __all__ = [
     "blank_out",
     "capture",
     "capture_mix",
+    "compare",
     "edge_weight",
     "evaluate",
     "explain",

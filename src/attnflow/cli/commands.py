@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from attnflow import __version__
-from attnflow.cli import arrays, corpora, evaluating, explaining, lab, sharing
+from attnflow.cli import arrays, comparing, corpora, evaluating, explaining, lab, sharing
 from attnflow.errors import AttnFlowError
 from attnflow.show.terminal import print_note, say
 
@@ -52,6 +52,7 @@ app.command("flow")(arrays.flow_command)
 app.command("capture")(explaining.capture_command)
 app.command("generate")(explaining.generate_command)
 app.command("explain")(explaining.explain_command)
+app.command("compare")(comparing.compare_command)
 app.command("demo")(explaining.demo_command)
 app.command("segments")(sharing.segments_command)
 app.command("evaluate")(evaluating.evaluate_command)

@@ -1,4 +1,4 @@
-"""The commands of a corpus: run, status, verify, evaluate, top."""
+"""The commands of a corpus: run, status, verify, evaluate, top, page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +11,7 @@ from attnflow.cli.options import (
     Edges,
     Faithfulness,
     Graph,
+    Layer,
     Limit,
     Replacements,
     ReportFile,
@@ -29,7 +30,9 @@ from attnflow.cli.options import (
     split_columns,
     split_names,
 )
+from attnflow.core.files import write_file
 from attnflow.core.formatting import format_markdown
+from attnflow.corpus.listing import choose_strip, list_texts
 from attnflow.corpus.running import DEFAULTS, NOT_GIVEN, NotGiven, explain_corpus
 from attnflow.corpus.scores import top_words
 from attnflow.corpus.shares import TEXT_KINDS
@@ -312,3 +315,44 @@ def top_command(
     note_unfinished(folder)
     rows = [(word, f"{mean:.4f}", f"{count:,}") for word, mean, count in words]
     print_markdown("\n".join(format_markdown(["word", f"mean {method}", "count"], rows)))
+
+
+@app.command("page")
+def page_command(
+    folder: Folder,
+    out: Annotated[
+        Path,
+        typer.Option(
+            readable=False,
+            metavar="FOLDER",
+            help="Where index.html is written, and a page per text below it.",
+            show_default=False,
+        ),
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="The stored result that the list shows, like rollout.",
+            show_default="rollout if it is stored",
+        ),
+    ] = None,
+    layer: Layer = None,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number of texts.")] = 200,
+) -> None:
+    """Write pages of a corpus: a sortable list of coloured texts, each of which opens its page."""
+    from attnflow.show.strip_pages import corpus_index, stored_text_page
+
+    name, number = choose_strip(folder, method, layer)
+    texts = list(list_texts(folder, limit=limit))
+    note_unfinished(folder)
+    places = [f"texts/{place:06}.html" for place in range(len(texts))]
+    (out / "texts").mkdir(parents=True, exist_ok=True)
+    for text, place in zip(texts, places, strict=True):
+        write_text(out / place, stored_text_page(text, "../index.html"))
+    write_text(out / "index.html", corpus_index(texts, places, name, number, folder.name))
+    say(f"written: {out / 'index.html'}, and {len(texts):,} pages of texts")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a page, beside and then renamed."""
+    write_file(path, lambda file: file.write(text.encode(errors="backslashreplace")))

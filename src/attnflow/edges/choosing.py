@@ -237,3 +237,13 @@ def name_result(edge_name: str, method: str) -> str:
     ('rollout', 'contribution rollout')
     """
     return method if edge_name == "attention" else f"{edge_name} {method}"
+
+
+def split_name(result: str) -> tuple[str, str]:
+    """The edges and the method that a result is called after.
+
+    >>> split_name("rollout"), split_name("contribution rollout")
+    (('attention', 'rollout'), ('contribution', 'rollout'))
+    """
+    edge_name, _, method = result.rpartition(" ")
+    return edge_name or "attention", method

@@ -5,6 +5,7 @@ document through `textContent` only.
 """
 
 import html
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -99,21 +100,26 @@ def read_asset(name: str) -> str:
     return (files("attnflow.show") / "page_assets" / name).read_text(encoding="utf-8")
 
 
-def join_modules() -> str:
-    """The scripts of the page as one, whose names nothing outside can see."""
-    modules = "\n".join(read_asset(f"{name}.js") for name in MODULES)
+def join_modules(names: Sequence[str]) -> str:
+    """The scripts of a page as one, whose names nothing outside can see."""
+    modules = "\n".join(read_asset(f"{name}.js") for name in names)
     return f'(async () => {{\n"use strict";\n{modules}\n}})();'
 
 
-def fill_template(data: Data) -> str:
-    """Fill style, script and data into the template.
+def fill_template(
+    data: Data,
+    template: str = "page.html",
+    styles: Sequence[str] = ("page.css",),
+    modules: Sequence[str] = MODULES,
+) -> str:
+    """Fill styles, scripts and data into a template.
 
     Data comes last, so that nothing in it is taken for a placeholder.
     """
     page = (
-        read_asset("page.html")
-        .replace("{{css}}", read_asset("page.css"))
-        .replace("{{js}}", join_modules())
+        read_asset(template)
+        .replace("{{css}}", "\n".join(map(read_asset, styles)))
+        .replace("{{js}}", join_modules(modules))
     )
     before, after = page.split("{{data}}")
     return f"{before}{encode_json(data)}{after}"
