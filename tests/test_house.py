@@ -37,6 +37,7 @@ LATE = {
     ("analysis.explanation", "show.page"),
     ("analysis.explanation", "show.figures"),
     ("analysis.generation", "show.page"),
+    ("analysis.side_by_side", "show.strip_pages"),
     ("analysis.generation", "show.figures"),
 }
 
