@@ -27,7 +27,16 @@ from edge_scores import SEED
 from edges import KINDS, PLAIN, RESAMPLES, Interval, bootstrap
 from sheets import HERE, Sheet, environment_of, publish, say, show
 from which_figure import draw
-from which_scores import PLANTED, PRECISION, SETTINGS, SPEARMAN, list_rows, measure_model
+from which_scores import (
+    LATER,
+    PLANTED,
+    PRECISION,
+    RANDOM,
+    SETTINGS,
+    SPEARMAN,
+    list_rows,
+    measure_model,
+)
 from which_tables import (
     ALL,
     EVEN,
@@ -61,6 +70,7 @@ class Choice:
     kind: str
     today: str  # the default as it is
     chosen: str  # the best on the even texts
+    second: str  # the next best there
     lead: Interval  # of the chosen over today's, on the odd texts, over all models of the kind
     behind: tuple[str, ...]  # models where it is behind today's beyond the interval
 
@@ -72,37 +82,36 @@ class Choice:
 
 def choose(kind: str, measured: Mapping[str, Measured]) -> Choice:
     """The row with the highest mean score on even texts, over models of one kind, judged on odd ones."""
+    even = [each.scores(EVEN) for each in measured.values()]
     common = [
         name
         for name in next(iter(measured.values())).candidates
         if all(name in each.candidates for each in measured.values())
     ]
-    even = {name: each.scores(EVEN) for name, each in measured.items()}
-    chosen = max(
-        common, key=lambda row: float(np.mean([np.mean(each[row]) for each in even.values()]))
-    )
+    means = {row: float(np.mean([np.mean(each[row]) for each in even])) for row in common}
+    chosen, second = sorted(common, key=lambda row: -means[row])[:2]
     today = TODAY[kind]
     odd = {name: each.scores(ODD) for name, each in measured.items()}
     leads = {name: each[chosen] - each[today] for name, each in odd.items()}
     behind = tuple(name for name, lead in leads.items() if bootstrap(lead).high < 0)
-    return Choice(kind, today, chosen, bootstrap(*leads.values()), behind)
+    return Choice(kind, today, chosen, second, bootstrap(*leads.values()), behind)
 
 
 def tabulate_choices(choices: Sequence[Choice], measured: Mapping[str, Measured]) -> Sheet:
-    """The choice of each kind of models, and its score on the odd texts of each model."""
+    """The choice of each kind of models, its score on the odd texts of each model, and its lead there."""
     lines = []
     for choice in choices:
         for name, each in measured.items():
-            if KINDS[name] != choice.kind:
-                continue
-            odd = each.scores(ODD)
-            figures = [str(bootstrap(odd[row])) for row in (choice.chosen, choice.today, PLAIN)]
-            gain = str(bootstrap(odd[choice.chosen] - odd[choice.today]))
-            if choice.chosen == choice.today:
-                gain = "the same"
-            lines.append([choice.kind, f"**{choice.chosen}**", choice.today, name, *figures, gain])
-    header = ["kind of model", "best on even texts", "default of `explain`", "model"]
-    header += ["best", "default", PLAIN, "best minus default"]
+            if KINDS[name] == choice.kind:
+                odd = each.scores(ODD)
+                line = [choice.kind, f"**{choice.chosen}**", choice.today, name]
+                line.append(str(bootstrap(odd[choice.chosen])))
+                for other in (choice.second, PLAIN, LATER):
+                    lead = bootstrap(odd[choice.chosen] - odd[other])
+                    line.append(f"{choice.second}: {lead}" if other == choice.second else str(lead))
+                lines.append(line)
+    header = ["kind of model", "best on even texts", "default of `explain`", "model", "score"]
+    header += ["lead over the next best on even texts", f"over {PLAIN}", f"over {LATER}"]
     return Sheet("chosen on even texts, reported on odd ones: the score", header, lines)
 
 
@@ -115,9 +124,14 @@ def collect_points(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
     for name in KINDS:
         if name in measured:
             each = measured[name]
+            correlations = (
+                interval_rows(each.values(SPEARMAN, ODD))
+                if each.setting.correlates
+                else read_correlations(name)
+            )
             faithful = each.scores(ODD, JUDGES[1:])
             panels += [
-                list_points(name, SPEARMAN, interval_rows(each.values(SPEARMAN, ODD))),
+                list_points(name, SPEARMAN, correlations),
                 list_points(name, "faithfulness", interval_rows(faithful)),
             ]
     planted = [each for name, each in measured.items() if name in PLANTED_NAMES]
@@ -132,6 +146,17 @@ def collect_points(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
             list_points("planted", "faithfulness", faithful_rows),
         ]
     return panels
+
+
+def read_correlations(name: str) -> dict[str, Interval]:
+    """What benchmarks/edges.py found on a model, by row."""
+    listed = json.loads((HERE / "results" / "edges.json").read_text(encoding="utf-8"))
+    names = {"(later tokens first)": LATER, "(a random order)": RANDOM}
+    return {
+        names.get(row, row): Interval(**found["spearman"])
+        for row, found in listed["models"][name].items()
+        if row != "texts"
+    }
 
 
 def list_points(model: str, yardstick: str, rows: Mapping[str, Interval]) -> dict[str, Any]:
@@ -161,22 +186,27 @@ def tell_table(table: Mapping[str, Any]) -> str:
     return f"*{table['title']}*\n\n{body}"
 
 
-def explain_measurement() -> list[str]:
-    """What the tables show."""
+def explain_measurement(kept: bool) -> list[str]:
+    """What the tables show. kept: whether texts were measured before."""
+    before = (
+        " What was measured of each text was kept, and the minutes above are those of the last run."
+        * kept
+    )
     seeds = ", ".join(f"{name} {setting.seeds}" for name, setting in SETTINGS.items())
     return [
         "Scores are the explained position's row in the top layer; special tokens and, of the decoder, the last token are"
         " neither ranked nor taken away. *Spearman* is the correlation with the absolute value of blank-out (0 where all"
-        " tokens get the same). Metrics of faithfulness watch the probability of what the model predicts; sufficiency,"
-        " deletion and log_odds are better when lower. *(blank_out)* and *(input_gradient)* are orders by these"
-        f" importances, blank-out with its sign; *(random order)* the mean of some seeds ({seeds}, planted {PLANTED.seeds});"
-        " *(best found)*, text by text and metric by metric, the best of all orders that were run: on verb-number also the best"
-        " of all orders (by comprehensiveness and by sufficiency; by a beam above 12 tokens), on sentiment and the planted"
-        " models those of a beam, on smollm2 those of the table alone.",
-        f"The *score* is the mean over {', '.join(JUDGES)} of how far a row is from the random order, 0, to the best found, 1."
-        f" Means over texts with 95 % intervals by {RESAMPLES:,} bootstrap resamples of texts. All seeds are {SEED}."
-        " The default of a kind of models is what has the highest mean score on the texts with even numbers, if on those with odd"
-        " numbers its lead over today's is beyond the paired interval and it is behind it on no model; else today's.",
+        " tokens get the same); of smollm2, benchmarks/edges.py measures it on 90 prompts. Metrics of faithfulness watch the"
+        " probability of what the model predicts; sufficiency, deletion and log_odds are better when lower. *(blank_out)* and"
+        " *(input_gradient)* are orders by these importances, blank-out with its sign; *(random order)* is the mean of some seeds"
+        f" ({seeds}, planted {PLANTED.seeds}); *(best found)* is, text by text and metric by metric, the best of all orders that were"
+        " run: on verb-number also the best of all there are (by comprehensiveness and by sufficiency; by a beam above 12 tokens),"
+        " on sentiment and the planted models those of a beam; on smollm2 it is the best row.",
+        f"The *score* is the mean over {', '.join(JUDGES)} (those that a model has) of how far a row is from the random order, 0, to the"
+        f" best found, 1. Means over texts with 95 % intervals by {RESAMPLES:,} bootstrap resamples of texts; what a share is divided by"
+        f" is not drawn anew. All seeds are {SEED}. The default of a kind of models is what has the highest mean score on the texts with"
+        " even numbers, if on those with odd numbers its lead over today's is beyond the paired interval and it is behind it on no"
+        " model; else today's." + before,
     ]
 
 
@@ -251,7 +281,7 @@ def main() -> None:
     publish(
         "which",
         "Which method to believe",
-        explain_measurement(),
+        explain_measurement(asked.keep is not None),
         tables.values(),
         [],
         environment_of(["attnflow", "numpy", "torch", "transformers"], began),

@@ -26,7 +26,7 @@ TITLES = {
     "planted": "planted models",
 }
 LABELS = {
-    SPEARMAN: "Spearman with blank-out",
+    SPEARMAN: "Spearman, blank-out",
     PRECISION: "precision at k",
     "faithfulness": "faithfulness",
 }

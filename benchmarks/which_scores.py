@@ -49,8 +49,14 @@ class Setting:
     metrics: tuple[str, ...] = (*BINNED, *AREAS)
     edges: tuple[str, ...] = ALL_EDGES
     beam: bool = False  # whether a beam looks for the best orders
+    correlates: bool = True  # with blank-out; benchmarks/edges.py does, on more texts of a decoder
     seeds: int = 10  # of random orders
     together: int = 10  # texts that are measured, and kept, at a time
+
+    @property
+    def searches(self) -> bool:
+        """Whether best orders are looked for; else the best row is the best that is found."""
+        return self.beam or any(METRICS[name].normalised for name in self.metrics)
 
 
 SETTINGS = {
@@ -59,13 +65,14 @@ SETTINGS = {
     ),
     "sentiment": Setting(120, 14, ("unknown",), beam=True, seeds=5),
     "smollm2": Setting(
-        40,
+        48,
         21,
         ("attention",),
         metrics=BINNED,
         edges=("attention", "norm", "contribution", "gradient"),
+        correlates=False,
         seeds=3,
-        together=2,
+        together=4,
     ),
 }
 PLANTED = Setting(200, 48, ("unknown",), beam=True, together=100)
@@ -147,7 +154,7 @@ def measure_texts(
         at = list(chosen)
         record: Record = {"tokens": len(value.tokens), "yardsticks": {}}
         known = {name: row[at] for name, row in rows.items()}
-        plain = {SPEARMAN: correlate(known)}
+        plain = {SPEARMAN: correlate(known)} if setting.correlates else {}
         if truth is not None:
             plain[PRECISION] = find_true(known, np.isin(at, truth(text)))
         orders = {name: [order_units(row)] for name, row in known.items()}
@@ -163,7 +170,9 @@ def measure_texts(
     answers = Perturber(model).answer(inquiries)
     for (record, name, orders, _), (curves, tried) in zip(jobs, answers, strict=True):
         found = dict(zip(list_different(orders), map(request.measure, curves), strict=True))
-        every = [*found.values(), *map(request.measure, tried)]
+        every = [found[drawn[0]] for row, drawn in orders.items() if row != RANDOM]
+        if setting.searches:
+            every += [*found.values(), *map(request.measure, tried)]
         for metric in setting.metrics:
             best = np.nanmin if prefers_lower(metric) else np.nanmax
             record["yardsticks"][name][metric] = {
@@ -198,6 +207,14 @@ def find_true(rows: dict[str, Floats], true: Any) -> dict[str, float]:
 # ---- models --------------------------------------------------------------------------------------
 
 
+def read_kept(path: Path | None, count: int) -> list[Record]:
+    """The first records of a file, if there is one."""
+    if path is None or not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()[:count]
+    return [json.loads(line) for line in lines]
+
+
 def measure_kept(
     name: str,
     model: af.Model,
@@ -208,10 +225,7 @@ def measure_kept(
 ) -> list[Record]:
     """The records of the texts: those that are kept, and the rest, measured now and kept."""
     path = None if keep is None else keep / f"{name}.jsonl"
-    records: list[Record] = []
-    if path is not None and path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines][: len(texts)]
+    records = read_kept(path, len(texts))
     while len(records) < len(texts):
         start = len(records)
         part = texts[start : start + setting.together]
@@ -229,13 +243,15 @@ def measure_model(
     name: str, data: Path | None, folder: Path, keep: Path | None, count: int | None
 ) -> list[Record]:
     """What was measured on a model by its name; planted ones are called planted:NAME."""
-    if name.startswith("planted:"):
+    setting = SETTINGS.get(name, PLANTED)
+    count, called = count or setting.count, name.replace(":", "-")
+    records = read_kept(None if keep is None else keep / f"{called}.jsonl", count)
+    if len(records) == count:  # the model need not be loaded
+        return records
+    if name not in SETTINGS:
         planted = af.planted(name.removeprefix("planted:"))
-        texts = planted.examples(count or PLANTED.count)
-        return measure_kept(
-            name.replace(":", "-"), planted.model, texts, PLANTED, keep, planted.truth
-        )
-    setting = SETTINGS[name]
+        texts = planted.examples(count)
+        return measure_kept(called, planted.model, texts, setting, keep, planted.truth)
     model, candidates = open_model(name, data, folder)
-    texts = choose_texts(model, candidates, count or setting.count, setting.longest)
-    return measure_kept(name, model, texts, setting, keep)
+    texts = choose_texts(model, candidates, count, setting.longest)
+    return measure_kept(called, model, texts, setting, keep)

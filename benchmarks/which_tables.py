@@ -23,7 +23,7 @@ from which_scores import (
 EVEN, ODD, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
 # what decides: with blank-out, and by what falls when tokens go, and by what stays when they stay
 JUDGES = (SPEARMAN, "comprehensiveness", "sufficiency")
-SCORE = "score"
+SCORE, BASE = "score", "comprehensiveness"
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Measured:
         return {name: (row - rows[RANDOM]) / way for name, row in rows.items()}
 
     def scores(self, half: slice = ALL, judges: Sequence[str] = JUDGES) -> dict[str, Floats]:
-        """[text] by row: the mean of its shares by the yardsticks that decide."""
-        shares = [self.shares(name, half) for name in judges]
+        """[text] by row: the mean of its shares by the yardsticks that decide, of those it has."""
+        shares = [self.shares(name, half) for name in judges if name in self.yardsticks]
         common = [name for name in shares[0] if all(name in each for each in shares)]
         return {name: np.mean([each[name] for each in shares], axis=0) for name in common}
 
@@ -95,7 +95,8 @@ def tabulate(measured: Measured) -> Sheet:
 def tabulate_held_out(measured: Measured) -> Sheet:
     """The score of every row, and what it is made of, over the texts with odd numbers."""
     columns = {SCORE: interval_rows(measured.scores(ODD))}
-    columns |= {name: interval_rows(measured.shares(name, ODD)) for name in JUDGES}
+    judges = [name for name in JUDGES if name in measured.yardsticks]
+    columns |= {name: interval_rows(measured.shares(name, ODD)) for name in judges}
     return lay_out(measured, columns, measured.title("the odd"))
 
 
@@ -169,19 +170,16 @@ def tabulate_yardsticks(measured: Mapping[str, Measured]) -> Sheet:
     names = dict.fromkeys(name for each in measured.values() for name in each.yardsticks)
     lines = []
     for name in names:
-        if name == SPEARMAN:
+        if name == BASE:
             continue
         cells = [
-            f"{compare_orders(each, SPEARMAN, name):+.2f}" if name in each.yardsticks else ""
+            f"{compare_orders(each, BASE, name):+.2f}" if name in each.yardsticks else ""
             for each in measured.values()
         ]
         lines.append([name, *cells])
     header = ["yardstick", *(f"{name} ({each.replacement})" for name, each in measured.items())]
-    return Sheet(
-        "Kendall's tau between the order of the methods by Spearman with blank-out and by another yardstick (replacement)",
-        header,
-        lines,
-    )
+    title = f"Kendall's tau between the order of the methods by {BASE} and by another yardstick (replacement)"
+    return Sheet(title, header, lines)
 
 
 def tabulate_replacements(measured: Measured) -> Sheet:

@@ -1,7 +1,8 @@
 """What is computed where nobody asks for anything: the paper's three, and before them what serves.
 
 The edges and method that come first were chosen by measurement (docs/edges.md): on half of the
-texts of `benchmarks/edges.py`, and reported on the other half, by kind of model.
+texts of `benchmarks/edges.py`, and reported on the other half, by kind of model. Faithfulness, in
+`benchmarks/which.py`, chooses the same (docs/which-method.md).
 """
 
 from collections.abc import Iterable, Mapping
