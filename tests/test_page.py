@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import attnflow as af
+from attnflow.analysis import long_inputs
 from attnflow.analysis.summaries import find_asides, tell_explanation
 from attnflow.core.groups import Group, sum_groups
 from attnflow.show import page_packing
@@ -444,23 +445,43 @@ def test_a_long_text_folds_into_sentences_with_a_bar_each(visit: Open) -> None:
     assert tab.locator(".fold").nth(40).locator(".token").count() == 8
 
 
-def test_rows_without_a_graph_make_a_page(visit: Open) -> None:
-    """As an input is explained of which no graph was built: one position, raw and rollout."""
-    whole = explained(random_attention(4, 30), methods=["raw", "rollout"])
-    results = {name: result.select(0) for name, result in whole.results.items()}
-    every = {
-        name: replace(
-            result,
-            values=whole.results[name].values[:, :1],
-            layers=whole.results[name].layers,
-        )
-        for name, result in results.items()
-    }
-    found = replace(whole, results=every, graphs={}, captured=None)
+LONG_TEXT = "the key to the cabinets is old . the house is red . the key is here ."
+
+
+def test_a_long_input_without_a_graph_has_a_page(
+    visit: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_inputs, "ROWS_ABOVE", 10)
+    model = af.Model(build("llama"), word_tokenizer())
+    found = af.explain(LONG_TEXT, model=model, edges="attention", methods=["raw", "rollout"])
+    assert found.graph is None
     tab = visit(explanation_page(found))
-    go_to(tab, sinks="true")
-    check_column(tab, "Rollout", whole.rollout.at(0))
+    go_to(tab, sinks="true", unit="token")
+    check_column(tab, "Rollout", found.rollout.at(found.position))
+    check_column(tab, "Raw", found.raw.at(found.position))
     assert "not in this page" in text_of(tab, "#paths-caption")
+    go_to(tab, sinks="true", unit="sentence")
+    rows = found.row("rollout", by_segment=True)
+    shown = table(tab)
+    assert shown["Rollout"].sum() == pytest.approx(1, abs=CLOSE)
+    for group, value in zip(found.segments, rows.at(found.position), strict=True):
+        if not set(group.positions) & set(find_asides(found)):
+            (told,) = (at for at, key in enumerate(shown["position"]) if key == group.positions[0])
+            assert shown["Rollout"][told] == pytest.approx(value, abs=CLOSE)
+
+
+def test_a_story_after_a_long_prompt_has_a_page(
+    visit: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_inputs, "ROWS_ABOVE", 10)
+    monkeypatch.setattr("attnflow.analysis.generation.ROWS_ABOVE", 10)
+    model = af.Model(build("llama"), word_tokenizer())
+    made = af.generate(model, LONG_TEXT, max_new_tokens=4, eos_token_id=None, edges="attention")
+    assert made.captured is None
+    tab = visit(generation_page(made))
+    go_to(tab, method="rollout", sinks="true", unit="token", position=made.size)
+    row = made.rollout().values[1, :, -1]
+    assert np.abs(column(tab, "Rollout", made.size) - row).max() < CLOSE
 
 
 # ---- the story of a generation ----------------------------------------------------------------------------

@@ -352,6 +352,7 @@ def test_the_table_is_sorted_by_any_column(visit: Open, small: af.Explanation) -
     tab = visit(explanation_page(small))
     go_to(tab, sinks="true")
     table(tab)
+    assert not tab.locator("#all-rows").is_visible()
     tab.get_by_role("button", name="Rollout", exact=True).click()
     order = np.argsort(-small.rollout.at(small.position), kind="stable")
     assert table(tab)["token"] == [small.tokens[at] for at in order]

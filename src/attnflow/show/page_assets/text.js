@@ -69,6 +69,7 @@ function foldedText() {
 }
 
 function buildText() {
+  byId("text").classList.toggle("short", tokens.length <= 30);
   const box = byId("text"), part = (title, pieces) => { if (title) box.append(element("p", "part-name", title)); box.append(pieces); };
   if (data.picture) return part("", listbox("text", "Tokens beside the picture", runningText(range(0, keys).filter((key) => !data.picture?.patches.includes(key)))));
   if (isFolded) {

@@ -196,7 +196,7 @@ function paintTable() {
     body.append(line);
   }
   byId("table").replaceChildren(element("caption", "", methodPhrase()), head, body);
-  byId("all-rows").hidden = table.all || places.length >= found.names.length;
+  byId("all-rows").hidden = table.all || places.length < limits.table || places.length >= found.names.length;
 }
 
 /** What a spreadsheet reads; a cell that begins like a formula stays text. */
