@@ -509,7 +509,7 @@ def test_figures_1_to_3_are_those_of_the_explanations() -> None:
         np.asarray(raw), np.stack([found.raw.at(0, layer) for layer in range(1, 7)])
     )
     assert len(pictures.figure_3().artists["flow"]) == 3
-    assert set(pictures.figure_1().artists) == {"raw", "rollout", "flow"}
+    assert set(pictures.figure_1().artists) == {"raw", "rollout", "flow", "key"}
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

@@ -180,8 +180,8 @@ def train(
                 note(f"stopped at step {run.step} of {task.steps}; pass --resume to continue")
                 raise KeyboardInterrupt
         load_weights(task.module, run.best)
-        add_line(log, f"finished after {run.seconds:.0f} s", first=task.title)
         save(task.module.eval())
+        add_line(log, f"finished after {run.seconds:.0f} s", first=task.title)
     with suppress(OSError):  # the model is whole: what cannot be removed does no harm
         checkpoint.unlink()
         checkpoint.parent.rmdir()
