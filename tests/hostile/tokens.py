@@ -74,6 +74,8 @@ HANDLERS = (
     " || /^\\s*javascript:/i.test(a.value) && a.name !== 'title')"
     ").length"
 )
+# of these there are as many as a text has words and a view in sight has edges
+VARYING = {"SPAN", "BR", "CANVAS", "LI", "OPTION", "TR", "TH", "TD"}
 NAMES = "[...document.querySelectorAll('*')].map(e => e.tagName)"
 
 
@@ -166,7 +168,11 @@ def look(tab: Any, place: int, shown: str, token: str, plain: Counter[str]) -> s
         return f"the token is shown as {ascii(strip[place])[:200]}"
     if tab.evaluate("window.attacked") is not None:
         return "a script of the token's ran"
-    changed = {name: count for name, count in found.items() if plain[name] != count}
+    changed = {
+        name: count
+        for name, count in found.items()
+        if plain[name] != count and (name not in VARYING or not plain[name])
+    }
     if changed or tab.evaluate(HANDLERS):
         return f"elements or handlers were injected: {changed}"
     return None
