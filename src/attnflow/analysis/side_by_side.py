@@ -100,16 +100,16 @@ class SideBySide(Table):
         """What differs, in a sentence or two: predictions, and what is read more and less.
 
         >>> import attnflow as af
-        >>> texts = ("the keys to the house", "the key to the house")
-        >>> print(af.compare(*[af.explain(text, methods="rollout") for text in texts]).summary())
-        Left: plural 0.98; right: singular 0.97. Right reads more house (+6 %), less keys/key (-6 %).
+        >>> explanations = [af.explain(f"the {word} to the house") for word in ("keys", "key")]
+        >>> print(af.compare(*explanations, methods="rollout").summary())
+        Left plural 0.98, right singular 0.97. Right reads more house (+6 %), less keys/key (-6 %).
         """
         sides = (self.left, self.right)
         told = [side.explanation.prediction for side in sides]
         parts = []
         if None not in told and self.left.explanation is not self.right.explanation:
             labels = [f"{show_token(label)} {chance:.2f}" for label, chance in filter(None, told)]
-            parts.append(f"Left: {labels[0]}; right: {labels[1]}.")
+            parts.append(f"Left {labels[0]}, right {labels[1]}.")
         order = np.argsort(np.nan_to_num(self.difference), kind="stable")
         more = [self._tell_change(at) for at in order[::-1][:2] if self.difference[at] >= LEAST]
         less = [self._tell_change(at) for at in order[:2] if self.difference[at] <= -LEAST]
