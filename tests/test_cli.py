@@ -466,6 +466,10 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
             "'others' are the other rows of a layer, and this result has one",
         ),
         (
+            ["generate", "decoder", "the key", "--exclude", "none", "--out", "x.csv"],
+            "choose what the terminal shows; a file holds every prompt token",
+        ),
+        (
             ["generate", "decoder", "the key", "--residual", "0.1", "--out", "x.html"],
             "a page shows every method and layer",
         ),

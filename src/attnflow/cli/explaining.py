@@ -113,6 +113,11 @@ def generate_command(
             raise OptionError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
+    if out is not None and (compared_with is not None or exclude != "sinks" or keep_common):
+        raise OptionError(
+            "--compared-with, --exclude and --keep-common choose what the terminal shows; a file"
+            " holds every prompt token: leave them out"
+        )
     is_page = out is not None and out.suffix.lower() == ".html"
     plain = (layer, residual, without, graph, normalize) == (None, None, "", None, "sum")
     if is_page and not (plain and method is None):
