@@ -21,7 +21,8 @@ def test_the_tour_runs_and_shows_its_page_pictures_and_table() -> None:
         if output.output_type in ("display_data", "execute_result")
     ]
     assert any("text/html" in kinds for kinds in shown)
-    assert sum("image/png" in kinds for kinds in shown) == 4
+    assert sum("image/png" in kinds for kinds in shown) == 5
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert "| rollout |" in printed
     assert "| lateness |" in printed
+    assert "read mostly" in printed
