@@ -241,3 +241,9 @@ def test_words_are_shown_as_groups_give_them_and_pairs_keep_their_texts(tmp_path
 def test_a_target_needs_a_model_that_predicts() -> None:
     with pytest.raises(af.OptionError, match="BertModel has no head that predicts; got 'green'"):
         af.explain([5, 6, 7], model=build("bert"), target="green")
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_bytes_are_no_token_ids(kind: type) -> None:
+    with pytest.raises(af.OptionError, match=r"a text must be a str; got byte.*: decode it"):
+        af.explain(kind(b"the keys"))

@@ -126,7 +126,7 @@ def test_each_row_has_its_own_scale_if_asked() -> None:
         shown = drawn.artists[name][0]
         np.testing.assert_allclose(shown.get_array()[:, 1:], rows / rows.max(axis=1)[:, None])
         assert shown.get_clim() == (0.0, 1.0)
-    assert drawn.artists["bar"].ax.get_ylabel() == "token attention, by the largest of its row"
+    assert drawn.artists["bar"].ax.get_ylabel() == "token attention,\nby the largest of its row"
     same = figures.heatmap(SUNK.rollout, 4, scale="common").artists["map"]
     np.testing.assert_array_equal(same.get_array(), SUNK.rollout.values[:, 4])
     empty = replace(SUNK.rollout, values=np.zeros_like(SUNK.rollout.values))

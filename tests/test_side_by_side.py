@@ -76,6 +76,24 @@ def test_two_models_are_aligned_by_words() -> None:
     assert [row[1] for row in pair.rows()][1:] == ["red", "the", "blue", "so"]
 
 
+def test_what_differs_names_the_sides() -> None:
+    texts = ("the keys to the house", "the key to the house")
+    models = ("verb-number", "verb-number-plain")
+    options: dict[str, Any] = {"methods": ["rollout"], "importance": ()}
+    left, right = (
+        af.explain(text, model=model, **options) for text, model in zip(texts, models, strict=True)
+    )
+    pair = af.compare(left, right, unit="token")
+    assert pair.left.name == "the keys to the house | verb-number"
+    assert pair.right.name == "the key to the house | verb-number-plain"
+    other = af.explain(texts[0], model=models[1], **options)
+    both = af.compare(left, other, unit="token")
+    assert (both.left.name, both.right.name) == models
+    told = both.to_markdown()
+    assert "source: verb-number " in told
+    assert "source of verb-number-plain: verb-number-plain " in told
+
+
 def test_images_of_one_grid_are_compared_and_others_refused() -> None:
     import torch
 

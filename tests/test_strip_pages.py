@@ -68,6 +68,33 @@ def test_a_page_of_what_is_not_stored_is_one_line(
         list(list_texts(tmp_path))
 
 
+def test_pages_of_a_corpus_overwrite_their_own_alone(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    (tmp_path / "texts.csv").write_text('id,text\n1,the keys\n2,""\n3,the man\n4,the dogs\n')
+    af.explain_corpus(tmp_path / "texts.csv", tmp_path / "out", methods=["rollout"])
+
+    def write(folder: str, *options: str) -> str:
+        command = ["corpus", "page", str(tmp_path / "out"), "--out", str(tmp_path / folder)]
+        return CliRunner().invoke(app, [*command, *options], catch_exceptions=False).output
+
+    told = write("pages")
+    assert "1 of 4 texts have no result (1 " in told
+    assert "1 of 4 texts have no result (1 " in (tmp_path / "pages" / "index.html").read_text()
+    assert len(list((tmp_path / "pages" / "texts").iterdir())) == 3
+    write("pages", "--limit", "1")
+    assert len(list((tmp_path / "pages" / "texts").iterdir())) == 1
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "index.html").write_text("mine")
+    with pytest.raises(af.OptionError, match=r"index\.html was not written by corpus page"):
+        write("mine")
+    assert (tmp_path / "mine" / "index.html").read_text() == "mine"
+    with pytest.raises(af.OptionError, match=r"manifest\.json was not written by corpus page"):
+        write("out")
+    with pytest.raises(af.OptionError, match="--out must be a folder; got"):
+        write("texts.csv")
+
+
 # ---- in the browser -----------------------------------------------------------------------------
 
 

@@ -145,6 +145,9 @@ class SideBySide(Table):
                 cells += [place, token, None if np.isnan(share) else float(share)]
             yield (*cells, None if np.isnan(difference) else float(difference))
 
+    def _content(self) -> dict[str, Any]:
+        return super()._content() | {"other_source": self.other_source.to_dict()}
+
     def _panels(self) -> Iterator[Panel]:
         """For people: a token once, and what is on either side."""
         rows = []
@@ -157,6 +160,8 @@ class SideBySide(Table):
             + (f", {side.left_out:.0%} on tokens left out" if side.left_out >= 0.005 else "")
             for side in (self.left, self.right)
         ]
+        if str(self.other_source) != str(self.source):
+            notes.append(f"source of {self.right.name}: {self.other_source}")
         header = (self.unit, self.left.name, self.right.name, "difference")
         yield Panel(header, rows, note="; ".join(notes))
 
@@ -261,12 +266,13 @@ def words_known(*explanations: Explanation) -> bool:
 
 
 def name_sides(left: Explanation, right: Explanation, methods: tuple[str, str]) -> tuple[str, str]:
-    """What tells the two apart: texts, else models, else methods."""
-    texts = [" ‖ ".join(explanation.texts) for explanation in (left, right)]
-    for one, other in (texts, (left.model, right.model), methods):
-        if one != other and one and other:
-            return one, other
-    return "left", "right"
+    """What tells the two apart: all of text, model and method that differ."""
+    sides = (left, right)
+    texts = [" ‖ ".join(explanation.texts) for explanation in sides]
+    models = [explanation.source.model or explanation.model for explanation in sides]
+    parts = [pair for pair in (texts, models, methods) if pair[0] != pair[1] and all(pair)]
+    names = [" | ".join(part) for part in zip(*parts, strict=True)]
+    return (names[0], names[1]) if names else ("left", "right")
 
 
 def take_side(
@@ -301,8 +307,8 @@ def align_sides(left: Side, right: Side) -> tuple[Places, ...]:
     ]
     if not told[0] & told[1]:
         raise OptionError(
-            f"what is compared must have words in common; got {left.name!r} and {right.name!r},"
-            " which have none: give other texts, or unit='word' for two tokenizers"
+            f"what is compared must have words in common; got {shorten(left.name)!r} and"
+            f" {shorten(right.name)!r}, which have none: give other texts"
         )
     return pairs
 
@@ -325,6 +331,11 @@ def align(left: Sequence[str], right: Sequence[str]) -> Iterator[Places]:
                 start + step if start + step < end else None,
                 begin + step if begin + step < stop else None,
             )
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """At most so many characters of a text."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def fill_cell(number: float | None, sign: str = "") -> str:

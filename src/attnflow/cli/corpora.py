@@ -32,14 +32,16 @@ from attnflow.cli.options import (
 )
 from attnflow.core.files import write_file
 from attnflow.core.formatting import format_markdown
-from attnflow.corpus.listing import choose_strip, list_texts
+from attnflow.corpus.listing import choose_strip, count_failed, list_texts
+from attnflow.corpus.manifest import MANIFEST
 from attnflow.corpus.running import DEFAULTS, NOT_GIVEN, NotGiven, explain_corpus
 from attnflow.corpus.scores import top_words
 from attnflow.corpus.shares import TEXT_KINDS
 from attnflow.corpus.status import corpus_status, verify_corpus
 from attnflow.errors import FileError, OptionError
-from attnflow.show.terminal import print_markdown, say
+from attnflow.show.terminal import print_markdown, print_note, say
 
+GENERATOR = b'<meta name="generator" content="attnflow">'  # in every page of ours
 app = typer.Typer(
     help="Explain every text of a data set: a folder of Parquet files, whole after any crash.",
     no_args_is_help=True,
@@ -343,14 +345,38 @@ def page_command(
     from attnflow.show.strip_pages import corpus_index, stored_text_page
 
     name, number = choose_strip(folder, method, layer)
+    check_page_folder(out)
     texts = list(list_texts(folder, limit=limit))
+    failed = count_failed(folder)
+    if failed:
+        print_note(failed)
     note_unfinished(folder)
     places = [f"texts/{place:06}.html" for place in range(len(texts))]
     (out / "texts").mkdir(parents=True, exist_ok=True)
     for text, place in zip(texts, places, strict=True):
         write_text(out / place, stored_text_page(text, "../index.html"))
-    write_text(out / "index.html", corpus_index(texts, places, name, number, folder.name))
-    say(f"written: {out / 'index.html'}, and {len(texts):,} pages of texts")
+    for stale in sorted(set((out / "texts").glob("[0-9]*.html")) - {out / at for at in places}):
+        stale.unlink()  # of a run with more texts
+    notes = [failed] if failed else []
+    write_text(out / "index.html", corpus_index(texts, places, name, number, folder.name, notes))
+    say(f"written: {out / 'index.html'}, with {len(texts):,} texts")
+
+
+def check_page_folder(out: Path) -> None:
+    """Refuse a folder whose files are not pages that attnflow wrote."""
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"--out must be a folder; got {out}, a file: give another name")
+    strangers = [
+        path
+        for path in (out / "index.html", *sorted((out / "texts").glob("[0-9]*.html")))
+        if path.exists() and GENERATOR not in path.read_bytes()[:2000]
+    ]
+    if strangers or (out / MANIFEST).exists():
+        found = strangers[0] if strangers else out / MANIFEST
+        raise OptionError(
+            f"pages of a corpus go into a folder of their own; {found} was not written by corpus"
+            " page: give another folder"
+        )
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """`list_texts`: the stored texts of a corpus, every result as places on one scale, for pages."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -143,6 +144,21 @@ def make_strip(
     if not np.isfinite(told[top]):
         return Strip(name, layer, tones, "", 0.0)
     return Strip(name, layer, tones, tokens[top], float(values[top]))
+
+
+def count_failed(folder: str | os.PathLike[str]) -> str:
+    """How many texts have no result, and why; empty if all have one."""
+    manifest = Manifest.read(folder)
+    reasons: Counter[str] = Counter()
+    for shard in manifest.shards.values():
+        reasons.update(shard.reasons)
+    if not manifest.errors:
+        return ""
+    told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+    return (
+        f"{manifest.errors:,} of {manifest.rows:,} texts have no result ({told}): see"
+        " errors.parquet"
+    )
 
 
 def choose_strip(

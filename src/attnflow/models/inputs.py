@@ -123,6 +123,10 @@ def number_words(
 def read_ids(value: Any) -> list[int]:
     """Token ids from a list, an array or a tensor of whole numbers, of one sequence."""
     given = value
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise OptionError(
+            f"a text must be a str; got {type(given).__name__}: decode it, as value.decode()"
+        )
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Iterable):

@@ -134,7 +134,7 @@ def divide_rows(values: Floats) -> Floats:
 def label_colours(scale: Scale, compared_with: str | None) -> str:
     """What a colour bar says."""
     label = COMPARISONS[compared_with]
-    return f"{label}, by the largest of its row" if scale == "row" else label
+    return f"{label},\nby the largest of its row" if scale == "row" else label
 
 
 def note_excluded(

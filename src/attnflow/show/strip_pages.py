@@ -90,7 +90,12 @@ def tell_side(side: Side) -> str:
 
 
 def corpus_index(
-    texts: Iterable[StoredText], pages: Iterable[str], name: str, layer: int | None, title: str
+    texts: Iterable[StoredText],
+    pages: Iterable[str],
+    name: str,
+    layer: int | None,
+    title: str,
+    notes: Iterable[str] = (),
 ) -> str:
     """The page that lists the texts of a corpus: sortable, each a strip that opens its page.
 
@@ -110,7 +115,7 @@ def corpus_index(
             "title": printable(title),
             "kicker": "attnflow: the texts of a corpus",
             "caption": f"Coloured by {printable(name)}{where}. {SCALE}",
-            "notes": [],
+            "notes": [printable(note) for note in notes],
             "columns": ["id", "text", "label", "prediction", "probability", "top", "share"],
             "entries": entries,
         }
