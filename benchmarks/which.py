@@ -31,7 +31,6 @@ from which_scores import (
     LATER,
     PLANTED,
     PRECISION,
-    RANDOM,
     SETTINGS,
     SPEARMAN,
     list_rows,
@@ -124,11 +123,7 @@ def collect_points(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
     for name in KINDS:
         if name in measured:
             each = measured[name]
-            correlations = (
-                interval_rows(each.values(SPEARMAN, ODD))
-                if each.setting.correlates
-                else read_correlations(name)
-            )
+            correlations = interval_rows(each.values(SPEARMAN, ODD))
             faithful = each.scores(ODD, JUDGES[1:])
             panels += [
                 list_points(name, SPEARMAN, correlations),
@@ -146,17 +141,6 @@ def collect_points(measured: Mapping[str, Measured]) -> list[dict[str, Any]]:
             list_points("planted", "faithfulness", faithful_rows),
         ]
     return panels
-
-
-def read_correlations(name: str) -> dict[str, Interval]:
-    """What benchmarks/edges.py found on a model, by row."""
-    listed = json.loads((HERE / "results" / "edges.json").read_text(encoding="utf-8"))
-    names = {"(later tokens first)": LATER, "(a random order)": RANDOM}
-    return {
-        names.get(row, row): Interval(**found["spearman"])
-        for row, found in listed["models"][name].items()
-        if row != "texts"
-    }
 
 
 def list_points(model: str, yardstick: str, rows: Mapping[str, Interval]) -> dict[str, Any]:
@@ -196,7 +180,7 @@ def explain_measurement(kept: bool) -> list[str]:
     return [
         "Scores are the explained position's row in the top layer; special tokens and, of the decoder, the last token are"
         " neither ranked nor taken away. *Spearman* is the correlation with the absolute value of blank-out (0 where all"
-        " tokens get the same); of smollm2, benchmarks/edges.py measures it on 90 prompts. Metrics of faithfulness watch the"
+        " tokens get the same); benchmarks/edges.py measures it on more texts. Metrics of faithfulness watch the"
         " probability of what the model predicts; sufficiency, deletion and log_odds are better when lower. *(blank_out)* and"
         " *(input_gradient)* are orders by these importances, blank-out with its sign; *(random order)* is the mean of some seeds"
         f" ({seeds}, planted {PLANTED.seeds}); *(best found)* is, text by text and metric by metric, the best of all orders that were"

@@ -49,7 +49,6 @@ class Setting:
     metrics: tuple[str, ...] = (*BINNED, *AREAS)
     edges: tuple[str, ...] = ALL_EDGES
     beam: bool = False  # whether a beam looks for the best orders
-    correlates: bool = True  # with blank-out; benchmarks/edges.py does, on more texts of a decoder
     seeds: int = 10  # of random orders
     together: int = 10  # texts that are measured, and kept, at a time
 
@@ -70,7 +69,6 @@ SETTINGS = {
         ("attention",),
         metrics=BINNED,
         edges=("attention", "norm", "contribution", "gradient"),
-        correlates=False,
         seeds=3,
         together=4,
     ),
@@ -154,7 +152,7 @@ def measure_texts(
         at = list(chosen)
         record: Record = {"tokens": len(value.tokens), "yardsticks": {}}
         known = {name: row[at] for name, row in rows.items()}
-        plain = {SPEARMAN: correlate(known)} if setting.correlates else {}
+        plain = {SPEARMAN: correlate(known)}
         if truth is not None:
             plain[PRECISION] = find_true(known, np.isin(at, truth(text)))
         orders = {name: [order_units(row)] for name, row in known.items()}
