@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+# the list that notices go to; None: they become warnings
 collecting: ContextVar[list[str] | None] = ContextVar("collecting", default=None)
+ignoring: ContextVar[bool] = ContextVar("ignoring", default=False)
 
 
 @contextmanager
@@ -22,16 +24,38 @@ def collect_notices() -> Iterator[list[str]]:
     ['flow is even']
     """
     notices: list[str] = []
-    before = collecting.set(notices)
+    before, ignored = collecting.set(notices), ignoring.set(False)
     try:
         yield notices
     finally:
         collecting.reset(before)
+        ignoring.reset(ignored)
+
+
+@contextmanager
+def ignore_notices() -> Iterator[None]:
+    """A block whose notices nobody reads, so that nobody need look for what they would say.
+
+    >>> with ignore_notices():
+    ...     give_notice("flow is even", UserWarning)
+    """
+    before = ignoring.set(True)
+    try:
+        yield
+    finally:
+        ignoring.reset(before)
+
+
+def are_notices_read() -> bool:
+    """Whether a notice would reach somebody."""
+    return not ignoring.get()
 
 
 def give_notice(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
     """Warn, unless somebody collects. stacklevel: of `warnings.warn`, counted from the caller."""
     notices = collecting.get()
+    if not are_notices_read():
+        return
     if notices is None:
         warnings.warn(text, category, stacklevel=stacklevel + 1)
     else:

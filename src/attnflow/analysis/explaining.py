@@ -50,7 +50,7 @@ from attnflow.errors import CaptureError, OptionError
 from attnflow.models.inputs import are_many, restore_picture
 from attnflow.models.loading import BUNDLED
 from attnflow.models.model import Model
-from attnflow.notices import collect_notices
+from attnflow.notices import collect_notices, ignore_notices
 
 ALL_POSITIONS = 64  # up to so many tokens, all methods are computed for every position
 AT_ANY_LENGTH = (raw, rollout)  # ... and these, which are cheap, for longer inputs too
@@ -323,7 +323,7 @@ def run_methods(
     for name, method in functions.items():
         everywhere = graph.size <= ALL_POSITIONS or method in AT_ANY_LENGTH
         positions = list(graph.kept) if everywhere else [position]
-        with collect_notices():  # of all rows; what is said is about the one that is shown
+        with ignore_notices():  # of all rows; what is said is about the one that is shown
             results[name] = run_method(
                 name, method, graph, positions=positions, workers=workers, **options
             )

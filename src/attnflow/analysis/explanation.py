@@ -23,7 +23,7 @@ from attnflow.core.results import TokenAttention
 from attnflow.core.sink_tokens import Sink, sinks
 from attnflow.core.tables import ArrayTable
 from attnflow.errors import OptionError
-from attnflow.notices import collect_notices
+from attnflow.notices import ignore_notices
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +255,7 @@ class Explanation(ArrayTable):
             return shown.by_word() if by_word else sum_segments(shown, self.segments)
         options: dict[str, Any] = {"layers": [top], "positions": [self.position]}
         options |= {"normalize": result.normalize, "groups": "words" if by_word else self.segments}
-        with collect_notices():  # whoever shows the row says what is to be said of it
+        with ignore_notices():  # whoever shows the row says what is to be said of it
             return run_method(name, method, graph, **options)
 
     @property

@@ -29,7 +29,7 @@ from attnflow.core.results import TokenAttention
 from attnflow.core.sink_tokens import Sink, sinks
 from attnflow.edges.choosing import name_result
 from attnflow.errors import OptionError
-from attnflow.notices import collect_notices
+from attnflow.notices import ignore_notices
 
 
 class GraphOptions(TypedDict, total=False):
@@ -144,7 +144,7 @@ class Generation:
         """What is shown first, rows summing to 1 over the prompt: rollout on the first edges."""
         edges, functions = next(iter(self.plan().items()))
         name = "rollout" if "rollout" in functions else next(iter(functions))
-        with collect_notices():  # whoever shows it says what is to be said of it
+        with ignore_notices():  # whoever shows it says what is to be said of it
             return self.by({name: functions[name]}, edges=edges, normalize="sum")
 
     def summary(self) -> str:

@@ -31,7 +31,7 @@ from attnflow.errors import OptionError
 from attnflow.models.inputs import Encoded, batches
 from attnflow.models.loading import load
 from attnflow.models.model import Model
-from attnflow.notices import collect_notices
+from attnflow.notices import ignore_notices
 
 ImportanceFunction = Callable[..., Any]
 IMPORTANCE_FORM = "f(model, inputs, target) -> list[Importance]"
@@ -227,7 +227,7 @@ def score_query(
         positions = [model.locate(encoded, position)]
     else:
         positions = list(graph.kept)
-    with collect_notices():  # that flow says little shows in what is made of it
+    with ignore_notices():  # that flow says little shows in what is made of it
         values = run_method(name, method, graph, positions=positions, **options).values
     reduced: Floats = values.mean(axis=1) if query == "mean" else values.max(axis=1)
     return reduced

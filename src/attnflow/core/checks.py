@@ -18,7 +18,8 @@ def check_integers(values: Any, what: str) -> list[int]:
     >>> check_integers(np.arange(3), "layers")
     [0, 1, 2]
     """
-    given = list(check_list(values, what)) if isinstance(values, Iterable) else [values]
+    one = isinstance(values, int) or not isinstance(values, Iterable)
+    given = [values] if one else list(check_list(values, what))
     for value in given:
         if not is_integer(value) or not -LARGE < value < LARGE:
             raise OptionError(f"{what} must be whole numbers; got {value!r}")
@@ -39,14 +40,16 @@ def check_count(name: str, value: Any, most: int | None = None) -> int:
 
 def is_integer(value: Any) -> bool:
     """Whether a value is one whole number, of Python or numpy; True and False are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return type(value) is int or (
+        isinstance(value, int | np.integer) and not isinstance(value, bool)
+    )
 
 
 def check_list(values: Any, what: str) -> Iterable[Any]:
     """Several values, to iterate over; a single one is refused."""
     if isinstance(values, np.ndarray) and values.ndim == 0:
         return [values[()]]
-    if not isinstance(values, Iterable):
+    if not isinstance(values, list | tuple | Iterable):
         raise OptionError(f"{what} must be a list; got {values!r}")
     return values
 

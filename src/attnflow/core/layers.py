@@ -122,4 +122,6 @@ def as_layers(edges: Layers | Array) -> Layers:
     """Edges [layer, query, key] as contiguous `Layers`."""
     if not isinstance(edges, Layers):
         return Layers.of_edges(np.ascontiguousarray(edges))
+    if edges.weights.flags.c_contiguous:
+        return edges
     return replace(edges, weights=np.ascontiguousarray(edges.weights))

@@ -23,6 +23,7 @@ from attnflow.core.requests import (
 from attnflow.core.results import LIMITS, TokenAttention
 from attnflow.core.single_flow import MaxFlow
 from attnflow.errors import OptionError
+from attnflow.notices import are_notices_read
 from attnflow.progress import progress_bar
 
 SATURATED = 1e-9  # a flow this close to the source's row sum, or the target's column sum, is at it
@@ -210,12 +211,13 @@ def flow(
         limits = np.full(flows.shape, LIMITS.index("between"), np.int8)
         limits[flows >= entering - near] = LIMITS.index("target")
         limits[flows >= leaving - near] = LIMITS.index("source")
-        if ask.groups is None:
+        if ask.groups is None and ask.graph.removed:
             limits[..., list(ask.graph.removed)] = LIMITS.index("between")
         return limits
 
     result = ask.answer(compute, find_limits)
-    warn_if_even(result)
+    if are_notices_read():
+        warn_if_even(result)
     return result
 
 

@@ -39,7 +39,7 @@ from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.errors import AttnFlowError, OptionError
 from attnflow.models.inputs import Encoded
 from attnflow.models.model import Model
-from attnflow.notices import collect_notices
+from attnflow.notices import ignore_notices
 
 if TYPE_CHECKING:
     import pyarrow
@@ -307,7 +307,7 @@ def try_methods(
             if wanted is not None:
                 wanted = check_integers([wanted] if isinstance(wanted, int) else wanted, "layers")
             ask: dict[str, Any] = {"positions": [graph.kept[-1]], "normalize": normalize}
-            with collect_notices():
+            with ignore_notices():
                 result = run_method(name, method, graph, layers=wanted, **ask)
             stored[name] = tuple(result.layers)
     return stored

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.checks import check_count
+from attnflow.core.checks import check_count, is_integer
 from attnflow.errors import AttnFlowError, CaptureError, OptionError
 from attnflow.models.families import find_family
 
@@ -133,7 +133,7 @@ def read_ids(value: Any) -> list[int]:
         value = list(value)
         if len(value) == 1 and isinstance(value[0], list):
             value = value[0]
-        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in value):
+        if all(map(is_integer, value)):
             return [int(item) for item in value]
         if all(isinstance(item, str) for item in value):
             raise OptionError(

@@ -138,7 +138,7 @@ class Model:
         depth = getattr(self.config, "num_hidden_layers", None)
         return depth if isinstance(depth, int) else None
 
-    @property
+    @cached_property
     def is_vision(self) -> bool:
         """Whether its inputs are images."""
         return getattr(find_part(self.model), "main_input_name", "input_ids") == "pixel_values"

@@ -293,8 +293,11 @@ class Vocabulary:
 
     def find_entry(self, word: str, *, first: bool = False) -> str:
         """The word itself, else in lower case, else its class: what the model knows; else UNK."""
-        entries = (word, word.lower(), classify_word(word, first=first))
-        return next((entry for entry in entries if entry in self.ids), UNK)
+        for entry in (word, word.lower()):
+            if entry in self.ids:
+                return entry
+        entry = classify_word(word, first=first)
+        return entry if entry in self.ids else UNK
 
     def ids_of(self, words: Iterable[str]) -> list[int]:
         """The ids of words that are cut already, without CLS."""

@@ -21,7 +21,7 @@ from attnflow.core.requests import EVEN, WORTH_A_WARNING
 from attnflow.core.text import number_marked, number_sentences, show_token
 from attnflow.edges.choosing import name_result
 from attnflow.errors import printable
-from attnflow.notices import collect_notices
+from attnflow.notices import ignore_notices
 from attnflow.show.colours import (
     AGAINST,
     DARK_AGAINST,
@@ -150,7 +150,7 @@ def describe_generation(generation: Generation, plan: Plan | None) -> Data:
                     f" generation.by({method!r}, edges={edges!r}) computes it."
                 )
                 continue
-            with collect_notices():  # the page says so itself, where it is so
+            with ignore_notices():  # the page says so itself, where it is so
                 result = generation.by({method: function}, edges=edges)
             computed = COMPUTED.get(function) if "graphs" in packed else None
             facts: Data = {"method": method, "edges": edges}

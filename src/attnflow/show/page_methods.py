@@ -20,7 +20,7 @@ from attnflow.core.requests import are_even
 from attnflow.core.results import TokenAttention
 from attnflow.core.text import show_token
 from attnflow.errors import printable
-from attnflow.notices import collect_notices
+from attnflow.notices import ignore_notices
 from attnflow.show.page_packing import (
     Data,
     flag_saturated,
@@ -170,7 +170,7 @@ def group_rows(
             continue
         options: dict[str, Any] = {"layers": list(result.layers), "positions": [position]}
         options |= {"normalize": result.normalize, "groups": groups}
-        with collect_notices():
+        with ignore_notices():
             found = run_method(name, function, graph, **options)
         grouped[unit] = pack_rows(found.values, [position])
     return grouped
