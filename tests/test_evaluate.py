@@ -254,6 +254,24 @@ def test_examples_are_read_from_a_file(content: str, expected: list[Any], tmp_pa
     assert read_examples(path, model()) == expected
 
 
+def test_examples_are_read_from_csv_as_it_quotes_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('text,label\n"the key, of course",singular\nthe keys,plural\n')
+    assert read_examples(path, model()) == [
+        ("the key, of course", "singular"),
+        ("the keys", "plural"),
+    ]
+    path.write_text('text,label\n"the key,singular\n')
+    with pytest.raises(af.FileError, match=r"x\.csv, line 2: not a line of CSV"):
+        read_examples(path, model())
+    other = tmp_path / "x.jsonl"
+    other.write_text('{"text": "the key"}\n')
+    with pytest.raises(
+        af.FileError, match=r"one per line, from \.tsv, \.csv or \.txt; for \.jsonl"
+    ):
+        read_examples(other, model())
+
+
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "holds no examples"),
     "header only": (b"text\tlabel\n", "holds no examples"),

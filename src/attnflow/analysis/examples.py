@@ -1,6 +1,8 @@
 """Examples: texts with or without a label, as they are given, checked, or read from a file."""
 
+import csv
 import os
+from pathlib import Path
 from typing import Any
 
 from attnflow.core.files import read_lines
@@ -28,10 +30,26 @@ def check_example(model: Model, place: str, text: Any, label: Any) -> Encoded:
         raise OptionError(f"{place}: {error}") from error
 
 
+def split_line(path: str | os.PathLike[str], number: int, line: str) -> list[str]:
+    """The cells of a line: after tabs, or as a .csv file quotes them."""
+    suffixes = Path(path).suffixes
+    if not {".json", ".jsonl", ".parquet"}.isdisjoint(suffixes):
+        raise FileError(
+            f"{path}: texts are read one per line, from .tsv, .csv or .txt; for {suffixes[0]} use"
+            " attnflow corpus run"
+        )
+    if ".csv" not in suffixes:
+        return line.split("\t")
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise FileError(f"{path}, line {number}: not a line of CSV ({error})") from error
+
+
 def read_examples(
     path: str | os.PathLike[str], model: Model, limit: int | None = None
 ) -> list[Any]:
-    """Texts, or (text, label), from a file: one per line, the label after a tab.
+    """Texts, or (text, label), from a file: one per line, the label after a tab (.csv: a comma).
 
     A header (text or sentence, and label) may name the columns. What the model cannot take is
     refused by file and line.
@@ -39,7 +57,7 @@ def read_examples(
     text, label, width = 0, 1, None
     examples: list[Any] = []
     for number, line in read_lines(path):
-        cells = line.split("\t")
+        cells = split_line(path, number, line)
         if width is None:
             width = len(cells)
             names = [cell.strip().lower() for cell in cells]

@@ -61,7 +61,7 @@ def evaluate_command(
         Path | None,
         typer.Argument(
             readable=False,
-            help="A .tsv file: one text per line, its label after a tab.",
+            help="A .tsv or .csv file: one text per line, then its label.",
             show_default=False,
         ),
     ] = None,
