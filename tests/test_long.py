@@ -507,6 +507,11 @@ def test_a_long_input_is_explained_by_rows(
     request.getfixturevalue("short_graphs")
     found = af.explain(LONG, model=writer)
     assert list(found.results) == ["raw", "rollout"]
+    assert found.witnesses is not None
+    assert whole.captured is not None
+    witnessed = af.raw(whole.captured, positions=found.witnesses.positions)
+    np.testing.assert_allclose(found.witnesses.values, witnessed.values, atol=1e-6)
+    assert found.sinks == af.sinks(found.witnesses)
     assert found.first == "rollout"
     assert any("rows are of attention alone; edges=['contribution'" in note for note in found.notes)
     found = af.explain(LONG, model=writer, edges=["contribution", "attention"])

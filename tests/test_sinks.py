@@ -55,6 +55,24 @@ def test_sinks_are_those_of_the_stated_rule(weights: Floats) -> None:
     assert [sink.share for sink in found] == sorted((sink.share for sink in found), reverse=True)
 
 
+@given(any_attention(max_layers=4, max_size=9), st.integers(0, 8))
+def test_raw_attention_of_all_positions_shows_the_same_sinks(weights: Floats, without: int) -> None:
+    removed = [without] if without < weights.shape[-1] > 1 else []
+    graph = af.Attention(weights).graph(without=removed)
+    found = {sink.position: sink.share for sink in af.sinks(af.raw(graph))}
+    assert found == pytest.approx({sink.position: sink.share for sink in af.sinks(graph)})
+
+
+def test_raw_attention_of_some_positions_shows_a_sink() -> None:
+    weights = np.tile(0.4 * even(60, causal=True), (3, 1, 1))
+    weights[:, :, 0] += 0.6
+    rows = af.raw(weights, positions=[0, 19, 39, 59])
+    assert [sink.position for sink in af.sinks(rows)] == [0]
+    assert af.sinks(rows)[0].share == pytest.approx(weights[0, [19, 39, 59], 0].mean())
+    with pytest.raises(af.OptionError, match="sinks are found in raw attention to single tokens"):
+        af.sinks(af.rollout(weights))
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 2, 5])

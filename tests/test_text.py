@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnflow.core.text import JOINERS, is_common, join_subwords, show_token, split_shown
+from attnflow.core.text import (
+    JOINERS,
+    LETTERS,
+    is_common,
+    join_subwords,
+    read_bytes,
+    show_token,
+    split_shown,
+)
 
 SHOWN = {
     "Ġkey": "key",
@@ -69,3 +77,20 @@ def test_what_is_common_can_be_chosen() -> None:
     assert is_common("Ġkey", ["key"])
     assert not is_common("Ġthe", ["key"])
     assert not is_common(",", punctuation=False)
+
+
+@pytest.mark.parametrize("text", ["“item”", "café", "naïve €", "キー", "🔑", "key", "stół"])
+def test_bytes_written_as_letters_are_read_as_their_characters(text: str) -> None:
+    written = {byte: letter for letter, byte in LETTERS.items()}
+    token = "".join(written[byte] for byte in text.encode())
+    assert read_bytes(token) == text
+    assert join_subwords(["Ġ" + token[:1], token[1:]]) == text  # whatever the cut
+    assert read_bytes(text) == text
+
+
+def test_the_letters_for_bytes_are_those_of_gpt2() -> None:
+    pretokenizer = pytest.importorskip("tokenizers").pre_tokenizers.ByteLevel
+    assert set(LETTERS) == set(pretokenizer.alphabet())
+    assert len(LETTERS) == 256 == len(set(LETTERS.values()))
+    ((piece, _),) = pretokenizer(add_prefix_space=False, use_regex=False).pre_tokenize_str("“é🔑")
+    assert read_bytes(piece) == "“é🔑"

@@ -246,7 +246,9 @@ def explain_long(
     encoded = prompt.encoded
     place = model.locate(encoded, position)
     rows, lacks = plan_rows(plan)
-    results, prediction = explain_position(model, encoded, place, rows, weights, **options)
+    results, witnesses, prediction = explain_position(
+        model, encoded, place, rows, weights, **options
+    )
     first = next(iter(results.values()), None)
     source = Source() if first is None or first.source is None else first.source
     return Explanation(
@@ -269,6 +271,7 @@ def explain_long(
         },
         source=replace(source, method=None),
         segments=find_segments(prompt, () if first is None else first.removed),
+        witnesses=witnesses,
     )
 
 

@@ -71,6 +71,8 @@ class Explanation(ArrayTable):
     segments
         The turns of a chat, or the sentences of a long text, and last what is left; to be shown as
         one bar each. Empty for other inputs.
+    witnesses
+        Of a long input: raw attention of some positions all over it, in which sinks are found.
 
     >>> import attnflow as af
     >>> explanation = af.explain("the keys to the house", methods=["rollout"], importance=())
@@ -97,6 +99,7 @@ class Explanation(ArrayTable):
     source: Source = field(default_factory=Source)
     picture: Floats | None = None
     segments: tuple[Group, ...] = ()
+    witnesses: TokenAttention | None = None
 
     @property
     def attention(self) -> Attention:
@@ -155,11 +158,11 @@ class Explanation(ArrayTable):
     def sinks(self) -> tuple[Sink, ...]:
         """The positions that take a large share of most rows in most layers, the largest first.
 
-        Of the attention that was captured; of the graph where there is none. None are found for a
-        long input: one row does not show them.
+        Of the attention that was captured; of the graph where there is none; of a long input's
+        `witnesses`.
         """
         if self.graph is None:
-            return ()
+            return () if self.witnesses is None else sinks(self.witnesses)
         found = sinks(self.graph if self.captured is None else self.captured)
         return tuple(sink for sink in found if sink.position not in self.graph.removed)
 

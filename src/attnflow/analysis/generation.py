@@ -135,9 +135,13 @@ class Generation:
     def sinks(self) -> tuple[Sink, ...]:
         """The positions that take a large share of most rows in most layers, the largest first.
 
-        Positions of prompt and generated tokens together.
+        Positions of prompt and generated tokens together; after a long prompt, by the rows of the
+        positions that predicted.
         """
-        return () if self.captured is None else sinks(self.attention)
+        if self.captured is not None:
+            return sinks(self.captured)
+        read = self.row_readers.get("attention")
+        return () if read is None else sinks(read("raw", None, (), "sum"))
 
     @cached_property
     def first_result(self) -> PromptAttention:

@@ -10,17 +10,20 @@ from functools import cache, partial
 from inspect import signature
 from typing import Any
 
+import numpy as np
+
 from attnflow.analysis.defaults import Plan
 from attnflow.capturing.asking import RowRequest
 from attnflow.capturing.caching import CachedLayers
 from attnflow.capturing.prompts import Prompt
 from attnflow.capturing.spans import read_segments
+from attnflow.core.checks import check_positions
 from attnflow.core.custom import Method
 from attnflow.core.graph import RESIDUAL
 from attnflow.core.groups import Group
 from attnflow.core.methods import raw, rollout
 from attnflow.core.results import TokenAttention
-from attnflow.edges.choosing import EdgeWeight, name_result
+from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
 from attnflow.edges.rows import RowJob, read_rows
 from attnflow.models.inputs import Encoded
 from attnflow.models.model import Model
@@ -29,6 +32,7 @@ from attnflow.models.model import Model
 # takes 0.5 GB as it is captured, and methods three times as much beside it.
 ROWS_ABOVE = 2048
 SKIP = 1e-3  # at most this share of a row on edges other than attention is not followed
+WITNESSES = 32  # positions, evenly spread, whose raw attention shows what are sinks
 BY_ROWS: dict[Method, str] = {raw: "raw", rollout: "rollout"}
 RowReader = Callable[..., TokenAttention]
 
@@ -93,8 +97,8 @@ def explain_position(
     plan: Plan,
     weights: Mapping[str, EdgeWeight],
     **options: Any,
-) -> tuple[dict[str, TokenAttention], tuple[str, float] | None]:
-    """The rows of one position by their names, and the prediction there.
+) -> tuple[dict[str, TokenAttention], TokenAttention, tuple[str, float] | None]:
+    """The rows of one position by their names, those that show sinks, and the prediction there.
 
     options are those of `make_job`.
     """
@@ -106,8 +110,20 @@ def explain_position(
         for name, method in methods.items()
     }
     at = locate_logits(model, encoded, position)
-    found, output = read_rows(model, encoded, list(jobs.values()), logits_at=at)
-    return dict(zip(jobs, found, strict=True)), read_prediction(model, output, at)
+    witnesses = call_witnesses(model, encoded, options.get("without", ()))
+    found, output = read_rows(model, encoded, [*jobs.values(), witnesses], logits_at=at)
+    *rows, raw_rows = found
+    return dict(zip(jobs, rows, strict=True)), raw_rows, read_prediction(model, output, at)
+
+
+def call_witnesses(model: Model, encoded: Encoded, without: Sequence[int]) -> RowJob:
+    """The raw attention of some positions all over the input, which shows what are sinks."""
+    size = len(encoded.tokens)
+    removed = check_positions(without, size, "without")
+    spread = np.unique(np.linspace(0, size - 1, WITNESSES).astype(int)).tolist()
+    kept = [place for place in spread if place not in removed]
+    (attention,) = read_edges("attention").values()
+    return make_job(model, encoded, "raw", attention, kept, without=removed)
 
 
 def locate_logits(model: Model, encoded: Encoded, position: int) -> int | None:

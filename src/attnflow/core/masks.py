@@ -59,7 +59,7 @@ def is_causal(weights: Array) -> bool:
 
 
 def find_visible(
-    size: int, causal: bool, window: int | None, queries: slice = slice(None)
+    size: int, causal: bool, window: int | None, queries: slice | Sequence[int] = slice(None)
 ) -> npt.NDArray[np.bool_]:
     """[query, key]: which keys the queries of one layer may see."""
     keys = np.arange(size)

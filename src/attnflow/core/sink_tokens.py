@@ -15,7 +15,7 @@ Weights are judged before the residual is mixed in. Edges with the residual insi
 diagonal, so that their rows are judged without it, by what they take from other positions.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from attnflow.core.checks import check_positions
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.masks import LEAK, find_visible
 from attnflow.core.requests import Weights, name_positions, read_graph
+from attnflow.core.results import TokenAttention
 from attnflow.errors import OptionError
 
 ODDS = 4.0  # how many times the odds of even attention
@@ -55,7 +56,7 @@ class Sink:
     share: float
 
 
-def sinks(attention: Weights) -> tuple[Sink, ...]:
+def sinks(attention: Weights | TokenAttention) -> tuple[Sink, ...]:
     """Find the positions that take a large share of most rows in most layers, the largest first.
 
     A row's share is large if it is at least 0.05 and its odds are at least 4 times those of even
@@ -67,7 +68,9 @@ def sinks(attention: Weights) -> tuple[Sink, ...]:
     ----------
     attention
         An `Attention`, an `AttentionGraph`, or weights that `Attention` takes. Weights are judged
-        before the residual is mixed in; edges that hold it are judged without their diagonal.
+        before the residual is mixed in; edges that hold it are judged without their diagonal. Or
+        raw attention of some positions, as `raw_rows` gives it for inputs that are too long for a
+        graph: then these rows alone are judged.
 
     >>> every_row = [0.625, 0.125, 0.125, 0.125]  # on the first position
     >>> sinks([[every_row] * 4])
@@ -75,11 +78,18 @@ def sinks(attention: Weights) -> tuple[Sink, ...]:
     >>> sinks([[[0.25] * 4] * 4])
     ()
     """
-    graph = read_graph(attention)
-    size = graph.size
+    positions: Sequence[int]
+    if isinstance(attention, TokenAttention):
+        tokens, positions, layers = attention.tokens, attention.positions, list_raw_rows(attention)
+    else:
+        graph = read_graph(attention)
+        tokens, positions = name_positions(graph), range(graph.size)
+        layers = list_rows(graph)
+    size = len(tokens)
+    own = np.array(positions)[:, None] == np.arange(size)  # [query, key]
     shares, judged, large = np.zeros(size), np.zeros(size, int), np.zeros(size, int)
-    for rows, seen in list_rows(graph):
-        others = seen & ~np.eye(size, dtype=bool)  # [query, key]
+    for rows, seen in layers:
+        others = seen & ~own
         keys = seen.sum(axis=1, keepdims=True)
         # share / (1 - share) = ODDS / (keys - 1)
         least = np.maximum(LARGE_SHARE, ODDS / (ODDS + np.maximum(keys - 1, 1)))
@@ -92,7 +102,6 @@ def sinks(attention: Weights) -> tuple[Sink, ...]:
         judged += counts
         large += counts & enough
     found = np.flatnonzero(2 * large > judged)
-    tokens = name_positions(graph)
     every = [Sink(int(at), tokens[at], float(shares[at] / judged[at])) for at in found]
     return tuple(sorted(every, key=lambda sink: -sink.share))
 
@@ -118,6 +127,19 @@ def list_rows(graph: AttentionGraph) -> Iterator[tuple[Floats, Flags]]:
             rows = rows / sums
         seen &= seen.sum(axis=1, keepdims=True) > 1  # who sees one key has no choice
         yield rows, seen
+
+
+def list_raw_rows(raw: TokenAttention) -> Iterator[tuple[Floats, Flags]]:
+    """The same for raw attention of some positions."""
+    if raw.method != "raw" or raw.groups is not None or raw.edges != "attention":
+        raise OptionError(
+            f"sinks are found in raw attention to single tokens; got {raw!r} on {raw.edges} edges"
+        )
+    for layer, rows in zip(raw.layers, raw.values, strict=True):
+        window = None if raw.window is None else raw.window[layer - 1]
+        seen = find_visible(len(raw.tokens), raw.causal, window, list(raw.positions)).copy()
+        seen[:, list(raw.removed)] = False
+        yield rows, seen & (seen.sum(axis=1, keepdims=True) > 1)
 
 
 def read_excluded(exclude: str | Iterable[int], found: Iterable[Sink], size: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The text of tokens: the one place that knows the marks which tokenizers put on them.
 
 "Ġ" and "▁" stand for the space before a word, "Ċ" for a line break, "##" for the rest of a word
-(WordPiece), "@@" for a word that continues, "</w>" for the end of one (older BPE).
+(WordPiece), "@@" for a word that continues, "</w>" for the end of one (older BPE). Tokenizers over
+bytes write each byte as a letter, "âĢľ" for the quotation mark “ (GPT-2).
 """
 
 import re
@@ -11,6 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 SPACES = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 # only where something is left: "##" and "###" are headings, not rests of words
 PIECES = re.compile(r"^##(?=[^#\s])|(?<=[^@])@@\Z|(?<=.)</w>\Z", re.DOTALL)
+# GPT-2's letters for bytes: those that print stand for themselves, the others follow from 256 on
+PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTED]
+LETTERS = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): b for i, b in enumerate(OTHERS)}
 JOINERS = "\u200c\u200d"  # what joins or parts two letters (Persian, Hindi), or builds an emoji
 
 # English function words: rollout favours them, because nearly every token looks at them
@@ -30,8 +35,26 @@ def strip_marks(token: str) -> str:
 
     >>> [strip_marks(token) for token in ("Ġkey", "▁key", "##s", "key</w>", "Ċ", "##", "Ġ")]
     ['key', 'key', 's', 'key', '\n', '##', '']
+    >>> [strip_marks(token) for token in ("âĢľitem", "ĠcafÃ©", "##é", "ðŁĶ")]
+    ['“item', 'café', 'é', 'ðŁĶ']
     """
-    return PIECES.sub("", token).translate(SPACES).strip(" ")
+    return read_bytes(PIECES.sub("", token)).translate(SPACES).strip(" ")
+
+
+def read_bytes(text: str) -> str:
+    """The characters whose bytes a tokenizer wrote as letters; other texts as they are.
+
+    A piece of a character, and letters that happen to stand for no UTF-8, stay as they are.
+
+    >>> read_bytes("Ġâ" + "Ĥ¬"), read_bytes("stół"), read_bytes("key")
+    (' €', 'stół', 'key')
+    """
+    if text.isascii() or not LETTERS.keys() >= set(text):
+        return text
+    try:
+        return bytes(LETTERS[letter] for letter in text).decode()
+    except UnicodeDecodeError:
+        return text
 
 
 def show_token(token: str) -> str:
@@ -73,7 +96,10 @@ def join_subwords(tokens: Sequence[str]) -> str:
     >>> join_subwords(["un", "##believ", "##able"]), join_subwords(["Ġkey", "s"])
     ('unbelievable', 'keys')
     """
-    return "".join(map(strip_marks, tokens)) or "".join(tokens)
+    whole = "".join(tokens)
+    joined = read_bytes(whole)  # a character's bytes may be in several tokens
+    text = joined.strip(" ") if joined != whole else "".join(map(strip_marks, tokens))
+    return text or whole
 
 
 def number_marked(tokens: Sequence[str]) -> list[int]:

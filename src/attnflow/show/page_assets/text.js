@@ -52,11 +52,18 @@ function listbox(className, name, pieces) {
 
 const isFolded = keys > limits.fold && !data.picture;
 
+/** What a sentence is called: itself, or whose turn it is and what that says. */
+function sentenceName(place, text) {
+  const name = data.segments?.[place] ?? "", letters = (/** @type {string} */ words) => words.replace(/\\n|\s/g, "").slice(0, 20);
+  if (!name || letters(text).startsWith(letters(name))) return name || text;
+  return `${name}: ${text}`;
+}
+
 /** A long text: one line a sentence, with a bar; its tokens are there when it is opened. */
 function foldedText() {
   return UNITS.sentence.map((group, place) => {
     const fold = element("details", "fold"), summary = element("summary"), bar = element("span", "bar"), share = element("span", "share");
-    summary.append(bar, share, element("span", "name", shortened(`${data.segments?.[place] ? `${data.segments[place]}: ` : ""}${joined(group.slice(0, 60))}`, 160)));
+    summary.append(bar, share, element("span", "name", shortened(sentenceName(place, joined(group.slice(0, 60))), 160)));
     fold.append(summary);
     fold.dataset.place = String(place);
     fold.addEventListener("toggle", () => {
