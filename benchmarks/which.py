@@ -1,7 +1,7 @@
 """Which method to believe: every kind of edges and method, by every yardstick, on every model.
 
 python benchmarks/which.py --data FOLDER [--keep PLACE]   all models, written to benchmarks/results/ and docs/which-method.md
-python benchmarks/which.py --keep PLACE MODEL ...         these models alone, measured, printed and kept
+python benchmarks/which.py MODEL ... [--keep PLACE]       these models alone; what was written of the others stays
 python benchmarks/which.py --docs                         the tables and the figure again, of benchmarks/results/which.json
 
 Models: verb-number, sentiment (MiniLM fine-tuned on SST-2), smollm2 (the next word), and the planted ones. FOLDER holds
@@ -96,6 +96,35 @@ def choose(kind: str, measured: Mapping[str, Measured]) -> Choice:
     return Choice(kind, today, chosen, second, bootstrap(*leads.values()), behind)
 
 
+def merge(known: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
+    """What was written before, with what is fresh in its place: whole tables, lines, columns and panels."""
+    tables = known["tables"] | fresh["tables"]
+    for name, key in (("choices", 3), ("yardsticks", None)):
+        if name in known["tables"] and name in fresh["tables"]:
+            old, new = known["tables"][name], fresh["tables"][name]
+            rows = merge_columns(old, new) if key is None else merge_lines(old, new, key)
+            tables[name] = old | {"rows": rows}
+    chosen = {choice["kind"]: choice for choice in [*known["choices"], *fresh["choices"]]}
+    drawn = {(each["model"], each["yardstick"]): each for each in known["panels"]}
+    drawn |= {(each["model"], each["yardstick"]): each for each in fresh["panels"]}
+    return {"choices": list(chosen.values()), "tables": tables, "panels": list(drawn.values())}
+
+
+def merge_lines(old: Mapping[str, Any], new: Mapping[str, Any], key: int) -> list[list[str]]:
+    """The lines of a table, those that are fresh in place of those with the same cell at `key`."""
+    fresh = {line[key]: line for line in new["rows"]}
+    return [fresh.get(line[key], line) for line in old["rows"]]
+
+
+def merge_columns(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[str]]:
+    """The lines of a table whose first cell is their name, with the columns that are fresh."""
+    fresh = {line[0]: dict(zip(new["header"], line, strict=True)) for line in new["rows"]}
+    names = list(dict.fromkeys([line[0] for line in old["rows"]] + list(fresh)))
+    stale = {line[0]: dict(zip(old["header"], line, strict=True)) for line in old["rows"]}
+    cells = {name: stale.get(name, {}) | fresh.get(name, {}) for name in names}
+    return [[cells[name].get(column, "") for column in old["header"]] for name in names]
+
+
 def tabulate_choices(choices: Sequence[Choice], measured: Mapping[str, Measured]) -> Sheet:
     """The choice of each kind of models, its score on the odd texts of each model, and its lead there."""
     lines = []
@@ -170,12 +199,28 @@ def tell_table(table: Mapping[str, Any]) -> str:
     return f"*{table['title']}*\n\n{body}"
 
 
-def explain_measurement(kept: bool) -> list[str]:
-    """What the tables show. kept: whether texts were measured before."""
+def read_results() -> dict[str, Any]:
+    """What was written before."""
+    found: dict[str, Any] = json.loads((HERE / "results" / "which.json").read_text("utf-8"))
+    return found
+
+
+def group_kinds() -> dict[str, list[str]]:
+    """The models of each kind."""
+    kinds: dict[str, list[str]] = {}
+    for name, kind in KINDS.items():
+        kinds.setdefault(kind, []).append(name)
+    return kinds
+
+
+def explain_measurement(kept: bool, alone: Sequence[str]) -> list[str]:
+    """What the tables show. kept: whether texts were measured before. alone: models, if not all were measured."""
     before = (
         " What was measured of each text was kept, and the minutes above are those of the last run."
         * kept
     )
+    if alone:
+        before += f" The last run measured {', '.join(alone)}; the rest stands as it was."
     seeds = ", ".join(f"{name} {setting.seeds}" for name, setting in SETTINGS.items())
     return [
         "Scores are the explained position's row in the top layer; special tokens and, of the decoder, the last token are"
@@ -185,7 +230,7 @@ def explain_measurement(kept: bool) -> list[str]:
         " *(input_gradient)* are orders by these importances, blank-out with its sign; *(random order)* is the mean of some seeds"
         f" ({seeds}, planted {PLANTED.seeds}); *(best found)* is, text by text and metric by metric, the best of all orders that were"
         " run: on verb-number also the best of all there are (by comprehensiveness and by sufficiency; by a beam above 12 tokens),"
-        " on sentiment and the planted models those of a beam; on smollm2 it is the best row.",
+        " on sentiment and the planted models those of a beam; on smollm2, where a beam takes two minutes a text, it is the best row and nothing is normalised.",
         f"The *score* is the mean over {', '.join(JUDGES)} (those that a model has) of how far a row is from the random order, 0, to the"
         f" best found, 1. Means over texts with 95 % intervals by {RESAMPLES:,} bootstrap resamples of texts; what a share is divided by"
         f" is not drawn anew. All seeds are {SEED}. The default of a kind of models is what has the highest mean score on the texts with"
@@ -214,7 +259,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     if asked.docs:
-        listed = json.loads((HERE / "results" / "which.json").read_text(encoding="utf-8"))
+        listed = read_results()
         fill_docs(listed["tables"])
         draw(listed["panels"], DOCS / "pictures" / "which.svg")
         return
@@ -243,38 +288,42 @@ def main() -> None:
     planted = {name: each for name, each in measured.items() if name in PLANTED_NAMES}
     tables = {name: tabulate(each) for name, each in large.items()}
     tables |= {f"{name}, held out": tabulate_held_out(each) for name, each in large.items()}
-    choices = []
-    for kind in dict.fromkeys(KINDS[name] for name in large):
-        choices.append(
-            choose(kind, {name: each for name, each in large.items() if KINDS[name] == kind})
-        )
+    choices = [
+        choose(kind, {name: large[name] for name in names})
+        for kind, names in group_kinds().items()
+        if set(names) <= set(large)
+    ]
     if choices:
         tables["choices"] = tabulate_choices(choices, large)
+    if large:
         tables["yardsticks"] = tabulate_yardsticks(large)
-    if planted:
+    if len(planted) == len(PLANTED_NAMES):
         tables["planted"] = tabulate_planted(planted)
         tables["truth"] = tabulate_truth(planted)
     if "verb-number" in large:
         tables["replacements"] = tabulate_replacements(large["verb-number"])
     show(tables.values())
-    if asked.quick or len(measured) < len(SETTINGS) + len(PLANTED_NAMES):
-        say("nothing is written: that takes all models, and all of their texts")
+    if asked.quick:
+        say("nothing is written: that takes all texts")
         return
-    panels = collect_points(measured)
-    listed = {name: asdict(table) for name, table in tables.items()}
+    fresh: dict[str, Any] = {
+        "choices": [{**asdict(choice), "default": choice.default} for choice in choices],
+        "tables": {name: asdict(table) for name, table in tables.items()},
+        "panels": collect_points(measured),
+    }
+    whole = len(measured) == len(SETTINGS) + len(PLANTED_NAMES)
+    results = fresh if whole else merge(read_results(), fresh)
     publish(
         "which",
         "Which method to believe",
-        explain_measurement(asked.keep is not None),
-        tables.values(),
+        explain_measurement(asked.keep is not None, () if whole else names),
+        [Sheet(**table) for table in results["tables"].values()],
         [],
         environment_of(["attnflow", "numpy", "torch", "transformers"], began),
-        choices=[{**asdict(choice), "default": choice.default} for choice in choices],
-        tables=listed,
-        panels=panels,
+        **results,
     )
-    fill_docs(listed)
-    draw(panels, DOCS / "pictures" / "which.svg")
+    fill_docs(results["tables"])
+    draw(results["panels"], DOCS / "pictures" / "which.svg")
 
 
 if __name__ == "__main__":

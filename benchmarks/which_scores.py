@@ -67,8 +67,6 @@ SETTINGS = {
         48,
         21,
         ("attention",),
-        metrics=BINNED,
-        edges=("attention", "norm", "contribution", "gradient"),
         seeds=3,
         together=4,
     ),

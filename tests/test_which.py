@@ -152,3 +152,34 @@ def test_a_run_that_was_stopped_resumes(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.dumps(again) == json.dumps(whole)
     assert which_scores.measure_kept("parts", model, TEXTS, SMALL, tmp_path) == again
     assert asked == TEXTS[2:]
+
+
+def test_some_models_measured_anew_leave_what_was_written_of_the_others() -> None:
+    known = json.loads(RESULTS.read_text(encoding="utf-8"))
+    assert which.merge(known, {"tables": {}, "choices": [], "panels": []}) == {
+        part: known[part] for part in ("choices", "tables", "panels")
+    }
+    header = ["yardstick", "smollm2 (attention)"]
+    rows = [["sufficiency", "+9.99"], ["new", "+0.50"]]
+    line = ["decoder", "a", "b", "smollm2", *"cdef"]
+    panel = {"model": "smollm2", "yardstick": "Spearman", "rows": {}}
+    fresh = {
+        "tables": {
+            "yardsticks": {"title": "", "header": header, "rows": rows},
+            "choices": {"title": "", "header": [""] * 8, "rows": [line]},
+        },
+        "choices": [{"kind": "decoder", "chosen": "a"}],
+        "panels": [panel],
+    }
+    merged = which.merge(known, fresh)
+    table = {row[0]: row[1:] for row in merged["tables"]["yardsticks"]["rows"]}
+    old = {row[0]: row[1:] for row in known["tables"]["yardsticks"]["rows"]}
+    assert table == old | {
+        "sufficiency": [*old["sufficiency"][:-1], "+9.99"],
+        "new": ["", "", "+0.50"],
+    }
+    assert [row for row in merged["tables"]["choices"]["rows"] if row[3] == "smollm2"] == [line]
+    assert merged["tables"]["choices"]["rows"][:-1] == known["tables"]["choices"]["rows"][:-1]
+    assert [each["kind"] for each in merged["choices"]] == ["encoder classifier", "decoder"]
+    assert merged["panels"][1:] == known["panels"][1:]
+    assert merged["panels"][0] == panel
