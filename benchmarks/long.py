@@ -236,7 +236,7 @@ def main() -> None:
         return
     notes = [
         "One thread, CPU seconds. SmolLM2's shape (9 heads of 64, 3 key-value heads) with random weights, float32, on random token ids; of its 30 layers"
-        f" {', '.join(f'{depth} at {size:,} tokens' for size, depth in (*effort.lengths, effort.longest))}, to keep the whole short."
+        f" {', '.join(f'{depth} at {size:,} tokens' for size, depth in (*effort.lengths, effort.longest))}."
         " Of the top layer only the rows asked for are weighed, so rows cost less where layers are few. The forward pass is run with"
         " `logits_to_keep=1` and without a cache; its attention is timed inside the run that is measured. Peaks are of resident memory, seen every"
         " 2 ms, each in a process of its own.",

@@ -54,7 +54,7 @@ const isFolded = keys > limits.fold && !data.picture;
 
 /** What a sentence is called: itself, or whose turn it is and what that says. */
 function sentenceName(place, text) {
-  const name = data.segments?.[place] ?? "", letters = (/** @type {string} */ words) => words.replace(/\\n|\s/g, "").slice(0, 20);
+  const name = data.segments?.[place] ?? "", letters = (/** @type {string} */ words) => words.replace(/\\n|␣|\s/g, "").slice(0, 20);
   if (!name || letters(text).startsWith(letters(name))) return name || text;
   return `${name}: ${text}`;
 }
