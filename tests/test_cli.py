@@ -485,7 +485,7 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         ),
         (
             ["capture", "encoder", "key " * 60, "--out", "x.npz"],
-            "takes at most 40 tokens; got 62: pass truncation=True",
+            "takes at most 40 tokens; got 62: pass --truncation to",
         ),
         (
             ["capture", "encoder", "the key", "--out", "x.csv"],

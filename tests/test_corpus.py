@@ -244,7 +244,7 @@ def test_files_with_one_column_need_no_name_and_blank_lines_are_empty_texts(tmp_
 BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "ending": ("x.docx", b"", "the ending must be one of .csv, .tsv, .jsonl, .ndjson, .parquet"),
     "packed parquet": ("x.parquet.gz", b"", "the ending must be one of"),
-    "empty": ("x.csv", b"", "which column holds the texts"),
+    "empty": ("x.csv", b"", "x.csv has no columns: give a file with a text per row"),
     "no rows": ("x.csv", b"text\n", "there are no rows"),
     "columns": (
         "x.csv",
@@ -270,7 +270,19 @@ def test_a_bad_file_is_one_clear_line(name: str, tmp_path: Path) -> None:
         begun(tmp_path / file, tmp_path / "out")
     assert message in str(error.value)
     assert file in str(error.value)
-    assert not list((tmp_path / "out").glob("[!.]*"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_does_not_begin_leaves_folders_as_they_were(texts: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (here / "mine").mkdir(parents=True)
+    (here / "mine" / "notes.txt").write_text("mine")
+    (here / "empty").mkdir()
+    before = sorted(here.rglob("*"))
+    for out in ("new", "new/and/deep", "mine", "mine/new", "empty"):
+        with pytest.raises(af.AttnFlowError):
+            begun(texts, here / out, methods=["rolout"])
+        assert sorted(here.rglob("*")) == before
 
 
 ONLY_IDS = b'{"id": "7"}\n' * READ_ROWS

@@ -10,6 +10,7 @@ import typer
 
 from attnflow import __version__
 from attnflow.cli import arrays, comparing, corpora, evaluating, explaining, lab, sharing
+from attnflow.cli.wording import speak_options
 from attnflow.errors import AttnFlowError
 from attnflow.show.terminal import print_note, say
 
@@ -91,7 +92,7 @@ def main() -> None:
         RecursionError,
     ) as error:
         status = 2
-        line = error if isinstance(error, AttnFlowError) else AttnFlowError(describe(error))
+        line = AttnFlowError(describe(error))
         if isinstance(error, OSError):
             drop_output()
         with suppress(OSError):
@@ -102,6 +103,8 @@ def main() -> None:
 
 def describe(error: BaseException) -> str:
     """What happened, for a user who did not write the code; empty if the help was shown instead."""
+    if isinstance(error, AttnFlowError):
+        return speak_options(str(error), list_options(), " ".join(sys.argv[1:]))
     if isinstance(error, USAGE_ERROR):
         if type(error).__name__ == "NoArgsIsHelpError":
             return ""
@@ -119,6 +122,15 @@ def describe(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "the input is nested too deeply to be read"
     return f"a text cannot be read or written: {error}"
+
+
+def list_options() -> dict[str, str]:
+    """The options of the command that was called, as `speak_options` takes them."""
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    flags = [each for each in command.params if each.opts[0].startswith("--")]
+    return {each.name: each.opts[0] + "=" * (not each.is_flag) for each in flags}
 
 
 def drop_output() -> None:

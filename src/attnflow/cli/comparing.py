@@ -8,9 +8,10 @@ import typer
 from attnflow.analysis.explaining import explain
 from attnflow.analysis.side_by_side import SideBySide, compare
 from attnflow.cli.explaining import Open, check_open, show_page
-from attnflow.cli.options import Layer, Truncation, check_out, split_columns
+from attnflow.cli.options import Layer, Truncation, check_names, check_out, split_columns
+from attnflow.core.methods import METHODS
 from attnflow.core.tables import TABLE_ENDINGS
-from attnflow.edges.choosing import split_name
+from attnflow.edges.choosing import EDGES, split_name
 from attnflow.errors import OptionError
 from attnflow.models.loading import BUNDLED
 from attnflow.show.terminal import print_markdown
@@ -70,6 +71,8 @@ def compare_command(
             "two are compared: give two texts, --model twice, or two names in --results"
         )
     asked = [split_name(name) for name in names]
+    check_names((edges for edges, _ in asked), EDGES, "edges")
+    check_names((method for _, method in asked), METHODS, "method")
     edges = list(dict.fromkeys(edges for edges, _ in asked)) or None
     wanted = list(dict.fromkeys(method for _, method in asked)) or None
     explanations = [

@@ -23,6 +23,7 @@ from attnflow.cli.options import (
     SomeMethods,
     Truncation,
     Without,
+    check_names,
     check_out,
     import_own,
     read_edge_names,
@@ -108,9 +109,7 @@ def generate_command(
     """
     left_out, reference = read_exclude(exclude), read_reference(compared_with, "others")
     chosen = read_functions(method or "rollout", "method")
-    for name, function in chosen.items():
-        if function is None and name not in METHODS:
-            raise OptionError(f"unknown method {name!r}; choose from {', '.join(METHODS)}")
+    check_names((name for name in chosen if chosen[name] is None), METHODS, "method")
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
     if out is not None and (compared_with is not None or exclude != "sinks" or keep_common):

@@ -174,6 +174,13 @@ def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]
     return chosen
 
 
+def check_names(names: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse names that are not among attnflow's, where no function can be given."""
+    for name in names:
+        if name not in known:
+            raise OptionError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
+
+
 def read_edge_names(text: str | None) -> dict[str, Callable[..., Any] | None] | None:
     """Kinds of edges: names of attnflow's (None), and edge weights of the user's; None if none."""
     return None if text is None else read_functions(text, "edge weight")

@@ -148,6 +148,8 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
         if target.exists() and not target.is_file():
             raise FileError(f"cannot write {path}: it is no ordinary file")
         if not target.parent.is_dir():
+            if target.parent.exists():
+                raise FileError(f"cannot write {path}: {target.parent} is a file, not a folder")
             raise FileError(f"cannot write {path}: the folder {target.parent} does not exist")
         if target.exists() and not os.access(target, os.W_OK):
             raise FileError(f"cannot write {path}: it exists and is read-only")

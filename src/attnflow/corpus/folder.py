@@ -4,13 +4,13 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnflow.core.files import write_file
-from attnflow.corpus.manifest import Manifest, ShardRecord
+from attnflow.corpus.manifest import MANIFEST, Manifest, ShardRecord
 from attnflow.corpus.rows import hash_file
 from attnflow.corpus.shard_tables import count_reasons, error_schema
 from attnflow.errors import FileError
@@ -98,6 +98,25 @@ def matches(path: Path, sha256: str | None) -> bool:
     return path.is_file() and hash_file(path)[1] == sha256
 
 
+@contextmanager
+def open_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
+    """A block in which a run has the folder to itself; it is made if it does not exist.
+
+    If no run begins there, which is when a manifest is written, the folder is left as it was.
+    """
+    made = [each for each in (Path(out), *Path(out).parents) if not each.exists()]
+    folder = make_folder(out)
+    with lock_folder(folder):
+        try:
+            yield folder
+        finally:
+            if not (folder / MANIFEST).exists():
+                (folder / LOCK).unlink(missing_ok=True)
+                with suppress(OSError):  # somebody else's files
+                    for each in made:
+                        each.rmdir()
+
+
 def make_folder(out: str | os.PathLike[str]) -> Path:
     """The folder of a corpus, made if it does not exist."""
     folder = Path(out)
@@ -129,7 +148,9 @@ def lock_folder(folder: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            if not os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
+                raise FileNotFoundError  # the run that held it has removed it
+        except (BlockingIOError, FileNotFoundError) as error:
             raise FileError(
                 f"another run is at work in {folder}: wait until it ends, or give another folder"
             ) from error

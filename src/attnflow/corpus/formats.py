@@ -41,7 +41,9 @@ class Columns:
         text = self.text or next(
             (name for name in TEXT_COLUMNS if name in names), names[0] if len(names) == 1 else None
         )
-        known = f"it has {', '.join(map(repr, names[:20])) or 'none'}"
+        if not names:
+            raise FileError(f"{path} has no columns: give a file with a text per row")
+        known = f"it has {', '.join(map(repr, names[:20]))}"
         if text is None:
             raise FileError(
                 f"{path}: which column holds the texts? {known}: name it by text_column"

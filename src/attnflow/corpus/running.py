@@ -20,10 +20,9 @@ from attnflow.core.custom import Choices
 from attnflow.core.methods import METHODS
 from attnflow.corpus.folder import (
     ERRORS,
-    lock_folder,
-    make_folder,
     matches,
     merge_errors,
+    open_folder,
     shard_errors_path,
     shard_path,
 )
@@ -212,9 +211,8 @@ def explain_corpus(
     if engine == "ray":
         require_ray(address)
     parallel = engine == "ray" or (workers or 1) > 1
-    folder = make_folder(out)
     stamps = files.stamps
-    with lock_folder(folder), one_thread():
+    with open_folder(out) as folder, one_thread():
         begun = Manifest.read(folder) if (folder / MANIFEST).exists() else None
         recalled = {} if begun is None else recall_options(folder, begun, given)
         chosen = DEFAULTS | recalled | given

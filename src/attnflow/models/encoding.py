@@ -52,7 +52,7 @@ def encode_tokens(model: "Model", value: Any, truncation: bool) -> Encoded:
         if not truncation:
             raise OptionError(
                 f"this model takes at most {most} tokens; got {len(ids)}:"
-                " pass truncation=True (--truncation) to cut the rest off"
+                " pass truncation=True to cut the rest off"
             )
         tokens = tokenize(model.tokenizer, texts, most) if texts else None
         ids = ids[:most] if tokens is None else tokens.ids
