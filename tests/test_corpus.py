@@ -772,7 +772,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
             begun(texts, tmp_path / "out")
     assert table(tmp_path / "out").num_rows == 20
     assert "20 of 50" in str(corpus_status(tmp_path / "out"))
-    assert verify_corpus(tmp_path / "out") == ["not finished: 3 of 5 shards are missing (2..4)"]
+    assert verify_corpus(tmp_path / "out") == ["not finished: it lacks 3 of 5 shards (2..4)"]
     top = subprocess.run(
         command("top", tmp_path / "out", "--min-count", "1"), capture_output=True, text=True
     )
@@ -1049,7 +1049,7 @@ def test_shards_that_vanish_while_it_runs_are_told(
         patch.setattr(local, "compute_shard", removing)
         with pytest.raises(
             af.FileError,
-            match=r"1 shards of .*out are missing, among them 0: the same command resumes",
+            match=r"out lacks 1 shard, among them 0: the same command resumes",
         ):
             begun(texts, out)
     begun(texts, out)
@@ -1515,13 +1515,13 @@ def test_the_commands(
         "--shard-rows",
         "20",
     ]
-    assert "49 texts in 3 shards; 1 errors" in said(*run)
+    assert "49 texts in 3 shards; 1 error" in said(*run)
     truncate(out / "shard-00001.parquet")
     assert "shard-00001.parquet is not what was written: its checksum differs" in said(
         "corpus", "verify", out, status=1
     )
     assert "note: shard-00001.parquet is missing or damaged: it is computed again" in said(*run)
-    assert "whole; 50 rows, 1 of them errors, in 3 shards" in said("corpus", "verify", out)
+    assert "whole; 50 rows in 3 shards; 1 error" in said("corpus", "verify", out)
     shown = said("corpus", "status", out)
     assert "rows: 50 of 50" in shown
     assert "errors: 1 (1 empty)" in shown

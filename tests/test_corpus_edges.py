@@ -262,8 +262,8 @@ def test_the_commands_know_the_columns(
     out = tmp_path / "out"
     run = ["corpus", "run", texts, "--out", out, "--importance", "blank_out"]
     run += ["--edges", "attention,contribution,values=tests.own_methods:lengths"]
-    assert "29 texts in 1 shards; 1 errors" in said(*run, "--methods", "rollout,flow")
-    assert "whole; 30 rows, 1 of them errors" in said("corpus", "verify", out)
+    assert "29 texts in 1 shard; 1 error" in said(*run, "--methods", "rollout,flow")
+    assert "whole; 30 rows in 1 shard; 1 error" in said("corpus", "verify", out)
     assert "finished: yes" in said("corpus", "status", out)
     names = ["rollout", "flow", "contribution rollout", "contribution flow"]
     names += ["values rollout", "values flow", "blank_out"]

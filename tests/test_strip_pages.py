@@ -79,8 +79,8 @@ def test_pages_of_a_corpus_overwrite_their_own_alone(tmp_path: Path) -> None:
         return CliRunner().invoke(app, [*command, *options], catch_exceptions=False).output
 
     told = write("pages")
-    assert "1 of 4 texts have no result (1 " in told
-    assert "1 of 4 texts have no result (1 " in (tmp_path / "pages" / "index.html").read_text()
+    assert "1 of 4 texts without a result (1 " in told
+    assert "1 of 4 texts without a result (1 " in (tmp_path / "pages" / "index.html").read_text()
     assert len(list((tmp_path / "pages" / "texts").iterdir())) == 3
     write("pages", "--limit", "1")
     assert len(list((tmp_path / "pages" / "texts").iterdir())) == 1

@@ -64,3 +64,17 @@ def test_only_options_of_the_command_are_spoken_of() -> None:
         "got shard_rows=3": "got shard_rows=3",
     }.items():
         assert speak_options(said, options) == spoken
+
+
+def test_one_of_a_thing_is_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("text\nthe key\n")
+    for arguments, message in {
+        "corpus run t.csv --out o --methods rollout": "o: 1 text in 1 shard; 0 errors\n",
+        "corpus verify o": "o: whole; 1 row in 1 shard; 0 errors\n",
+        "corpus page o --out pages": "index.html, with 1 text\n",
+    }.items():
+        assert inside(monkeypatch, *arguments.split()) == 0
+        assert capsys.readouterr().out.endswith(message)

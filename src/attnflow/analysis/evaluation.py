@@ -140,7 +140,7 @@ def evaluate(
     >>> from attnflow import load
     >>> examples = [("the key to the cabinets", "singular")]
     >>> evaluate(load("verb-number"), examples, methods=["rollout"], against=["blank_out"])
-    <Report: rollout against blank_out, 1 examples>
+    <Report: rollout against blank_out, 1 example>
     """
     if isinstance(examples, str):
         raise OptionError(

@@ -16,6 +16,7 @@ from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Method, accepts, run_method
 from attnflow.core.files import PICTURES, Writer, check_ending
+from attnflow.core.formatting import format_count
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group, sum_groups
 from attnflow.core.provenance import Source
@@ -365,7 +366,7 @@ class Explanation(ArrayTable):
             "" if self.prediction is None else f", {self.prediction[0]} ({self.prediction[1]:.3f})"
         )
         where = f"position {self.position}" + (f" of {self.model}" if self.model else "")
-        return f"<Explanation: {len(self.tokens)} tokens, {where}{predicted}>"
+        return f"<Explanation: {format_count(len(self.tokens), 'token')}, {where}{predicted}>"
 
 
 def sum_segments(row: TokenAttention, segments: Sequence[Group]) -> TokenAttention:

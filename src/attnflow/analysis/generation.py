@@ -21,6 +21,7 @@ from attnflow.analysis.summaries import summarise_generation
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, Method, read_methods, run_method
 from attnflow.core.files import PICTURES, check_ending, write_file
+from attnflow.core.formatting import format_count
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group
 from attnflow.core.methods import METHODS
@@ -377,5 +378,5 @@ class Generation:
         return framed(generation_page(self))
 
     def __repr__(self) -> str:
-        after = f"{len(self.tokens)} tokens after a prompt of {self.size}"
+        after = f"{format_count(len(self.tokens), 'token')} after a prompt of {self.size}"
         return f"<Generation: {after}: {self.text[:60]!r}>"

@@ -21,7 +21,7 @@ from attnflow.analysis.scored import ScoredExample
 from attnflow.analysis.statistics import STATISTIC_NAMES, STATISTICS, summarise
 from attnflow.analysis.yardsticks import BASELINES
 from attnflow.core.arrays import Floats
-from attnflow.core.formatting import Panel
+from attnflow.core.formatting import Panel, format_count
 from attnflow.core.provenance import Source
 from attnflow.core.tables import Table
 from attnflow.errors import OptionError
@@ -392,4 +392,4 @@ class Report(Table):
     def __repr__(self) -> str:
         yardsticks = dict.fromkeys(name for name, _ in self.yardsticks)
         names = f"{', '.join(self.methods)} against {', '.join(yardsticks)}"
-        return f"<Report: {names}, {len(self.examples)} examples>"
+        return f"<Report: {names}, {format_count(len(self.examples), 'example')}>"

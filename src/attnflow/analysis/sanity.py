@@ -17,7 +17,7 @@ from attnflow.analysis.pipeline import read_inputs
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers
-from attnflow.core.formatting import Panel
+from attnflow.core.formatting import Panel, format_count
 from attnflow.core.tables import Table
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
@@ -71,7 +71,8 @@ class Sanity(Table):
     def __repr__(self) -> str:
         count = next(iter(self.correlations.values())).shape[2]
         names = ", ".join(self.correlations)
-        return f"<Sanity: {names}, {count} examples, randomised down to {self.stages[-1]}>"
+        examples = format_count(count, "example")
+        return f"<Sanity: {names}, {examples}, randomised down to {self.stages[-1]}>"
 
     def rows(self) -> Iterator[Row]:
         """(method, last stage, mean, standard deviation, rankings, how many are undefined)."""

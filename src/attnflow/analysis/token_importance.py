@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
-from attnflow.core.formatting import Panel, format_number
+from attnflow.core.formatting import Panel, format_count, format_number
 from attnflow.core.groups import Group, sum_groups, word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.tables import ArrayTable
@@ -120,4 +120,5 @@ class Importance(ArrayTable):
 
     def __repr__(self) -> str:
         watched = f"{self.target!r} ({self.probability:.3f})"
-        return f"<Importance: {self.method} of {len(self.tokens)} tokens for {watched}>"
+        tokens = format_count(len(self.tokens), "token")
+        return f"<Importance: {self.method} of {tokens} for {watched}>"

@@ -31,7 +31,7 @@ from attnflow.cli.options import (
     split_names,
 )
 from attnflow.core.files import write_file
-from attnflow.core.formatting import format_markdown
+from attnflow.core.formatting import format_count, format_markdown
 from attnflow.corpus.listing import choose_strip, count_failed, list_texts
 from attnflow.corpus.manifest import MANIFEST
 from attnflow.corpus.running import DEFAULTS, NOT_GIVEN, NotGiven, explain_corpus
@@ -212,8 +212,8 @@ def run_command(
         )
         raise typer.Exit(130) from None
     say(
-        f"{out}: {manifest.rows - manifest.errors:,} texts in {manifest.count:,} shards;"
-        f" {manifest.errors:,} errors"
+        f"{out}: {format_count(manifest.rows - manifest.errors, 'text')}"
+        f" in {format_count(manifest.count, 'shard')}; {format_count(manifest.errors, 'error')}"
     )
 
 
@@ -228,7 +228,7 @@ def tell_progress(folder: Path) -> str:
         status = corpus_status(folder)
     except FileError:
         return "before the first row"
-    return f"after {status.done:,} of {status.rows:,} rows"
+    return f"after {status.done:,} of {format_count(status.rows, 'row')}"
 
 
 @app.command("status")
@@ -250,8 +250,9 @@ def verify_command(folder: Folder) -> None:
         raise typer.Exit(1)
     status = corpus_status(folder)
     say(
-        f"{folder}: whole; {status.rows:,} rows, {sum(status.errors.values()):,} of them errors,"
-        f" in {status.shards:,} shards"
+        f"{folder}: whole; {format_count(status.rows, 'row')} in"
+        f" {format_count(status.shards, 'shard')};"
+        f" {format_count(sum(status.errors.values()), 'error')}"
     )
 
 
@@ -359,7 +360,7 @@ def page_command(
         stale.unlink()  # of a run with more texts
     notes = [failed] if failed else []
     write_text(out / "index.html", corpus_index(texts, places, name, number, folder.name, notes))
-    say(f"written: {out / 'index.html'}, with {len(texts):,} texts")
+    say(f"written: {out / 'index.html'}, with {format_count(len(texts), 'text')}")
 
 
 def check_page_folder(out: Path) -> None:

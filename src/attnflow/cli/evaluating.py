@@ -36,6 +36,7 @@ from attnflow.cli.options import (
     read_replacements,
     split_columns,
 )
+from attnflow.core.formatting import format_count
 from attnflow.core.methods import METHODS
 from attnflow.core.tables import TABLE_ENDINGS
 from attnflow.corpus.manifest import MANIFEST
@@ -195,7 +196,8 @@ def note_unfinished(folder: Path) -> None:
     status = corpus_status(folder)
     if not status.finished:
         say(
-            f"note: {folder} is not finished: {status.done:,} of {status.rows:,} rows so far",
+            f"note: {folder} is not finished: {status.done:,} of"
+            f" {format_count(status.rows, 'row')} so far",
             err=True,
         )
 
@@ -203,4 +205,5 @@ def note_unfinished(folder: Path) -> None:
 def note_interruption(report: Report) -> None:
     """Say so, if an evaluation was interrupted."""
     if len(report.examples) < report.asked:
-        say(f"note: interrupted after {len(report.examples)} of {report.asked} examples", err=True)
+        asked = format_count(report.asked, "example")
+        say(f"note: interrupted after {len(report.examples):,} of {asked}", err=True)

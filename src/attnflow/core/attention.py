@@ -29,6 +29,7 @@ from attnflow.core.checks import (
     check_words,
 )
 from attnflow.core.files import write_file
+from attnflow.core.formatting import format_count
 from attnflow.core.fusion import Fusion, check_head, fuse_heads, name_fusion
 from attnflow.core.graph import RESIDUAL, AttentionGraph, freeze, make_graph
 from attnflow.core.masks import LEAK, check_mask, take_out
@@ -348,14 +349,10 @@ class Attention:
         return format_attention(self)
 
     def __repr__(self) -> str:
-        layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
-        heads = (
-            f"fused heads ({self.fused})"
-            if self.fused
-            else f"{self.heads} head{'s' * (self.heads > 1)}"
-        )
-        kind = "causal " if self.causal else ""
-        return f"<Attention: {layers}, {heads}, {self.size} {kind}positions>"
+        layers = format_count(self.depth, "layer")
+        heads = f"fused heads ({self.fused})" if self.fused else format_count(self.heads, "head")
+        positions = format_count(self.size, f"{'causal ' * self.causal}position")
+        return f"<Attention: {layers}, {heads}, {positions}>"
 
 
 def check_shares(shares: Any, shape: tuple[int, int]) -> Floats:

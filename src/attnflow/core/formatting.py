@@ -50,9 +50,18 @@ def take_rows(rows: Iterable[Cells], limit: int | None) -> tuple[list[Cells], in
     return list(islice(remaining, limit)), sum(1 for _ in remaining)
 
 
+def format_count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> format_count(1, "row"), format_count(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def count_rows(rows: Sequence[Cells], left: int) -> str:
     """A note on how many rows are shown; empty if all are."""
-    return f"{len(rows):,} of {len(rows) + left:,} rows" if left else ""
+    return f"{len(rows):,} of {format_count(len(rows) + left, 'row')}" if left else ""
 
 
 # ---- cells --------------------------------------------------------------------------------------

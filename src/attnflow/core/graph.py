@@ -31,6 +31,7 @@ from attnflow.core.checks import (
     check_source,
     check_words,
 )
+from attnflow.core.formatting import format_count
 from attnflow.core.layers import Layers
 from attnflow.core.masks import LEAK, check_mask, find_visible, take_out
 from attnflow.core.provenance import Source
@@ -256,10 +257,10 @@ class AttentionGraph:
         return make_graph(**kept | {"weights": same if len(even) == 1 else np.stack(layers)})
 
     def __repr__(self) -> str:
-        layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
-        kind = "causal " if self.causal else ""
+        layers = format_count(self.depth, "layer")
+        positions = format_count(self.size, f"{'causal ' * self.causal}position")
         residual = "inside" if self.residual is None else f"{self.residual:g}"
-        return f"<AttentionGraph: {layers}, {self.size} {kind}positions, residual {residual}>"
+        return f"<AttentionGraph: {layers}, {positions}, residual {residual}>"
 
 
 def make_graph(*, weights: Array, **options: Any) -> AttentionGraph:

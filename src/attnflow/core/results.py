@@ -11,7 +11,7 @@ import numpy.typing as npt
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count, check_positions
 from attnflow.core.comparison import Comparison, check_reference, compare_layers
-from attnflow.core.formatting import VIEW_ROWS, Panel
+from attnflow.core.formatting import VIEW_ROWS, Panel, format_count
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
 from attnflow.core.lookup import find_row
 from attnflow.core.provenance import Source
@@ -373,8 +373,8 @@ class TokenAttention(ArrayTable):
 
     def __repr__(self) -> str:
         down_to = "" if self.bottom is None else f" to layer {self.bottom}"
-        positions = f"{len(self.positions)} position{'s' * (len(self.positions) != 1)}"
-        keys = f"{len(self.tokens)} {'keys' if self.groups is None else 'groups'}"
+        positions = format_count(len(self.positions), "position")
+        keys = format_count(len(self.tokens), "key" if self.groups is None else "group")
         layers = f"{self.method} from layers {list_numbers(self.layers)}{down_to}"
         return f"<TokenAttention: {layers}, {positions}, {keys}>"
 

@@ -13,6 +13,7 @@ import numpy as np
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
 from attnflow.core.comparison import DOUBLINGS, compare_rows
+from attnflow.core.formatting import format_count
 from attnflow.core.text import show_token
 from attnflow.corpus.manifest import Manifest
 from attnflow.corpus.rows import require_pyarrow
@@ -156,8 +157,8 @@ def count_failed(folder: str | os.PathLike[str]) -> str:
         return ""
     told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
     return (
-        f"{manifest.errors:,} of {manifest.rows:,} texts have no result ({told}): see"
-        " errors.parquet"
+        f"{manifest.errors:,} of {format_count(manifest.rows, 'text')} without a result ({told}):"
+        " see errors.parquet"
     )
 
 

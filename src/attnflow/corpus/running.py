@@ -17,6 +17,7 @@ from typing import Any
 from attnflow.analysis.pipeline import GraphMaker, open_model
 from attnflow.core.checks import check_count
 from attnflow.core.custom import Choices
+from attnflow.core.formatting import format_count
 from attnflow.core.methods import METHODS
 from attnflow.corpus.folder import (
     ERRORS,
@@ -336,7 +337,7 @@ def record_shards(
         manifest.seconds = before + time.perf_counter() - began
         manifest.write(folder)
 
-    with progress_bar(f"explaining {manifest.rows:,} texts") as tick:
+    with progress_bar(f"explaining {format_count(manifest.rows, 'text')}") as tick:
         try:
             for index, shard in finished:
                 if not manifest.shards and not fresh:
@@ -397,7 +398,7 @@ def finish_folder(folder: Path, manifest: Manifest, *, computed: bool) -> None:
     ]
     if gone:
         raise FileError(
-            f"{len(gone)} shards of {folder} are missing, among them {gone[0]}:"
+            f"{folder} lacks {format_count(len(gone), 'shard')}, among them {gone[0]}:"
             " the same command resumes the run"
         )
     if computed or not matches(folder / ERRORS, manifest.errors_sha256):

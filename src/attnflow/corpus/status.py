@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnflow.core.formatting import format_count
 from attnflow.core.groups import list_numbers
 from attnflow.corpus.folder import ERRORS, matches, shard_errors_path, shard_path
 from attnflow.corpus.manifest import Manifest
@@ -110,7 +111,8 @@ def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
             " ..." if len(missing) > SHOWN_SHARDS else ""
         )
         faults.append(
-            f"not finished: {len(missing)} of {manifest.count} shards are missing ({shown})"
+            f"not finished: it lacks {len(missing):,} of {format_count(manifest.count, 'shard')}"
+            f" ({shown})"
         )
     for index, shard in sorted(manifest.shards.items()):
         path = shard_path(place, index)

@@ -14,6 +14,7 @@ import numpy as np
 from attnflow.analysis.explanation import Explanation
 from attnflow.core.arrays import Floats
 from attnflow.core.files import PICTURES, Writer, write_by_ending
+from attnflow.core.formatting import format_count
 from attnflow.core.provenance import Source, list_versions
 from attnflow.core.results import TokenAttention
 from attnflow.errors import MissingExtraError, OptionError, printable
@@ -217,7 +218,7 @@ def check_axes(axes: Any, count: int) -> list["Axes"]:
     if len(panels) != count or not all(hasattr(ax, "imshow") for ax in panels):
         kinds = ", ".join(sorted({type(ax).__name__ for ax in panels}))
         raise OptionError(
-            f"this drawing has {count} panel{'s' * (count > 1)}, one matplotlib Axes per panel;"
+            f"this drawing has {format_count(count, 'panel')}, one matplotlib Axes per panel;"
             f" got {len(panels)}: {kinds}"
         )
     return panels

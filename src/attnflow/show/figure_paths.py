@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnflow.core.formatting import format_count
 from attnflow.core.groups import list_numbers
 from attnflow.core.single_flow import MaxFlow
 from attnflow.errors import OptionError
@@ -119,7 +120,7 @@ def flow_paths(
             ax.plot([], [], color=colour, lw=2)[0],
             ax.plot([], [], color=MARKED, lw=2, ls=dashes)[0],
         ],
-        [f"flow, widest {scale:.2g}", f"minimum cut ({limits:,} edge{'s' * (limits != 1)})"],
+        [f"flow, widest {scale:.2g}", f"minimum cut ({format_count(limits, 'edge')})"],
         loc="lower center",
         bbox_to_anchor=(0.5, 1.0),
         ncols=2,
