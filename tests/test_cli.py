@@ -442,7 +442,7 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         ),
         (
             ["explain", "the key", "--exclude", "sink"],
-            "--exclude, if it is neither sinks nor none, must be numbers like 1,6; got 'sink'",
+            "unknown --exclude 'sink'; choose from sinks, special, explained, none, positions",
         ),
         (["explain", "the key", "--exclude", "7"], "exclude must be from -3 to 2; got 7"),
         (

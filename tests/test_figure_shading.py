@@ -45,7 +45,7 @@ def title_of(ax: Any) -> str:
 # ---- tokens that are left out -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("exclude", ["sinks", [0], ["sinks", 0], (0, -SIZE)])
+@pytest.mark.parametrize("exclude", ["sinks", [0], ["sinks", 0], ["sinks", "none"], (0, -SIZE)])
 def test_what_is_excluded_has_no_colour_and_no_part_in_the_scale(exclude: Any) -> None:
     assert [sink.position for sink in SUNK.sinks] == [0]
     drawn = figures.compare_heatmaps(SUNK, exclude=exclude)
@@ -78,10 +78,13 @@ def test_names_never_leave_out_everything_and_positions_that_do_are_refused() ->
     assert not np.ma.getmaskarray(shown).any()
     refused: list[tuple[Any, str]] = [
         (range(SIZE), f"exclude must leave at least one of {SIZE} tokens; got all of them"),
-        ("sink", "unknown exclude 'sink'; choose from sinks, special, or positions"),
+        ("sink", "unknown exclude 'sink'; choose from sinks, special, explained, none, positions"),
         ([SIZE], f"exclude must be from -{SIZE} to {SIZE - 1}; got {SIZE}"),
         ([0.5], "exclude must be whole numbers"),
-        (0, "exclude must be 'sinks', 'special' or a list of positions; got 0"),
+        (
+            0,
+            "exclude must be 'sinks', 'special', 'explained', 'none' or a list of positions; got 0",
+        ),
     ]
     for exclude, message in refused:
         with pytest.raises(af.OptionError, match=message):

@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import attnflow as af
-from attnflow.core.sink_tokens import read_excluded
 from tests.families import build
 from tests.oracles import Floats, any_attention, attention, real_attention
 
@@ -177,14 +175,3 @@ def test_encoder_decoders_are_judged_by_the_positions_that_each_layer_touches() 
     names = ["encoder 1", "encoder 2", "decoder 1 self", "decoder 1 cross"]
     found = af.sinks(af.Attention(layers, layer_names=names))
     assert [sink.position for sink in found] == [5]
-
-
-@given(st.integers(1, 30))
-def test_what_is_excluded_is_positions_or_sinks(size: int) -> None:
-    known = [af.Sink(0, "[CLS]", 0.5), af.Sink(12, ".", 0.2)]
-    assert read_excluded("sinks", known, size) == [0, 12][: 1 + (size > 12)]
-    assert read_excluded([-1, size - 1], known, size) == [size - 1]
-    with pytest.raises(af.OptionError, match="exclude must be 'sinks' or positions; got 'cls'"):
-        read_excluded("cls", known, size)
-    with pytest.raises(af.OptionError, match="exclude must be from"):
-        read_excluded([size], known, size)

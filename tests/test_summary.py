@@ -25,6 +25,7 @@ def test_every_number_of_a_summary_is_that_of_the_arrays(explained: af.Explanati
     told = explained.summary()
     label, probability = explained.prediction or ("", 0.0)
     assert told.startswith(f"{label} {probability:.2f}. It read mostly ")
+    assert "special tokens aside" in told
     row = explained.row("gradient flow", by_word=True)
     values = row.at(0)
     kept = [key for key, token in enumerate(row.tokens) if token != "[CLS]"]
@@ -164,7 +165,48 @@ def test_a_generation_says_what_it_read_and_what_stands_out() -> None:
     expected = f"{story.tokens[token]} stands out: {story.prompt[word]} has {here}, {elsewhere}"
     assert expected in told
     one = af.generate(model, [7, 23, 41], max_new_tokens=1, eos_token_id=None)
-    assert re.fullmatch(r"\d+ 0\.\d\d\. It read mostly .* of the prompt\.", one.summary())
+    assert re.fullmatch(
+        r"\d+ 0\.\d\d\. It read (only|mostly) .* of the prompt(, sinks aside)?\.", one.summary()
+    )
+
+
+def test_a_sentence_says_what_its_shares_leave_aside() -> None:
+    told = af.explain("the key to the cabinets").summary()
+    assert re.search(r"It read mostly .* \(\d+ %\), special tokens aside; blanking", told)
+    told = af.explain(sink_attention(), methods=["rollout"], position=7).summary()
+    assert re.search(r"read mostly key \(\d+ %\), sinks and itself aside\.", told)
+    told = af.explain(sink_attention(), methods=["rollout"], position=0).summary()
+    assert re.search(r"read mostly key \(\d+ %\), sinks aside\.", told)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_an_even_row_reads_nothing_mostly_however_short_it_is(size: int) -> None:
+    tokens = [f"w{at}" for at in range(size)]
+    even = af.Attention(np.full((2, size, size), 1 / size), tokens=tokens)
+    read = "only w1" if size == 2 else f"all {size - 1} tokens alike"
+    for name in ("raw", "rollout"):
+        told = af.explain(even, methods=[name], position=0).summary()
+        assert told == f"Position 0 read {read}, itself aside."
+    uneven = np.full((2, size, size), 1 / size)
+    uneven[:, :, -1] += 0.1
+    uneven /= uneven.sum(axis=-1, keepdims=True)
+    told = af.explain(af.Attention(uneven, tokens=tokens), methods=["raw"], position=0).summary()
+    assert ("mostly" in told) == (size > 2)
+    assert (
+        af.explain("key", importance=())
+        .summary()
+        .endswith("It read only key, special tokens aside.")
+    )
+
+
+def test_an_unknown_word_is_told_without_its_class() -> None:
+    found = af.explain("the 🔑🔑 zorbs")
+    assert found.tokens == ("[CLS]", "the", "🔑/NN", "🔑/NN", "zorbs/NNS")  # in the tables
+    told = found.summary()
+    assert "“🔑🔑” (" in told
+    assert "zorbs (" in told
+    assert "NN" not in told
+    assert found.rollout.by_word().tokens == ("[CLS]", "the", "🔑🔑", "zorbs")
 
 
 def test_words_of_a_sentence_are_plain() -> None:

@@ -178,7 +178,15 @@ def test_the_sentence_comes_first_and_all_fits_80_columns(explained: af.Explanat
 
 
 def test_shading_is_of_the_words_that_are_not_left_out(explained: af.Explanation) -> None:
-    for exclude, unshaded in ((None, {0}), ([], set()), ([0, 3], {0, 3})):
+    cases: tuple[tuple[Any, set[int]], ...] = (
+        (("sinks", "special", "explained"), {0}),
+        ("special", {0}),
+        ("explained", {0}),
+        ("none", set()),
+        ([], set()),
+        (["special", 3], {0, 3}),
+    )
+    for exclude, unshaded in cases:
         made = console(400)
         print_explanation(made, explained, exclude=exclude)
         line = next(line for line in read(made).splitlines() if line.startswith("raw "))
@@ -232,6 +240,18 @@ def test_a_method_without_other_positions_says_so() -> None:
     made = console()
     print_explanation(made, found, reference="others")
     assert "flow  no other position was computed: compare with even" in read(made)
+
+
+@pytest.mark.parametrize("reference", ["even", "others"])
+def test_one_token_is_compared_with_nothing_and_it_says_why(reference: str) -> None:
+    made = console()
+    print_explanation(made, af.explain("key"), reference=reference)
+    lines = [line for line in read(made).splitlines() if "fewer than two tokens count" in line]
+    assert len(lines) == 4  # of each result
+    assert all(line.endswith("--exclude none counts all") for line in lines)
+    made = console()
+    print_explanation(made, af.explain("key"), reference=reference, exclude="none")
+    assert "fewer" not in read(made)
 
 
 # ---- a generation -------------------------------------------------------------------------------

@@ -42,6 +42,11 @@ SHOWN = {
     "a\u200d": "a\\u200d",
     "\u200da": "\\u200da",
     "שלום": "שלום",
+    "cabinets/NNS": "cabinets",  # the class of a word that the bundled model does not know
+    "🔑/NN": "🔑",
+    "and/or": "and/or",
+    "/NN": "/NN",
+    "Ġ/CD": "/CD",
 }
 
 

@@ -190,12 +190,13 @@ class Explanation(ArrayTable):
         """What it says, in a sentence: the prediction, what was read, what to distrust.
 
         Read mostly: by `first` (the next one that says something, if it is even), with words joined
-        and without sinks, special tokens and the explained position; shares are of what is left.
-        `agreement` is told where at least 8 tokens are ranked.
+        and without sinks, special tokens and the explained position, of which it says that they
+        are left aside: shares are of the rest. `agreement` is told where at least 8 tokens are
+        ranked.
 
         >>> import attnflow as af
         >>> af.explain("the keys to the house", methods=["rollout"], importance=()).summary()
-        'plural 0.98. It read mostly keys (43 %).'
+        'plural 0.98. It read mostly keys (43 %), special tokens aside.'
         """
         return summarise_explanation(self)
 

@@ -155,8 +155,8 @@ class Generation:
     def summary(self) -> str:
         """What was read of the prompt, in a sentence, and which generated token stands out.
 
-        By `first_result` in the top layer, with words joined and without sinks and special tokens;
-        shares are of what is left.
+        By `first_result` in the top layer, with words joined and without sinks and special tokens,
+        of which it says that they are left aside: shares are of the rest.
         """
         return summarise_generation(self)
 

@@ -14,8 +14,9 @@ from attnflow.analysis.statistics import spearman
 from attnflow.analysis.token_importance import Importance
 from attnflow.core.arrays import Floats
 from attnflow.core.groups import Group
-from attnflow.core.requests import WORTH_A_WARNING, are_even
+from attnflow.core.requests import EVEN, WORTH_A_WARNING, are_even
 from attnflow.core.results import TokenAttention, measure_spread
+from attnflow.core.sink_tokens import Flags, Sink
 from attnflow.core.text import number_marked, show_token
 
 if TYPE_CHECKING:
@@ -113,11 +114,13 @@ def tell_reading(explanation: "Explanation", name: str) -> Iterator[str]:
         return
     names = name_keys(explanation, row)
     named = choose_named(shares)
-    told = join_names([tell_share(names, shares, key, row) for key in named])
+    told = [tell_share(names, shares, key, row) for key in named]
+    read = tell_read(names, shares, compared.expected[0, 0] > 0, told, name_unit(explanation, row))
     by = "" if name == explanation.first else f"by {name} "
     who = "it" if explanation.prediction is not None else f"position {explanation.position}"
     cost = tell_cost(explanation, row, names, named[0])
-    yield f"{begin(f'{by}{who}')} read mostly {told}{cost}."
+    aside = tell_asides(explanation.special, explanation.sinks, explanation.position)
+    yield f"{begin(f'{by}{who}')} {read}{aside}{cost}."
     at_sinks = row.compared_with("even", exclude=[sink.position for sink in explanation.sinks])
     left = 1 - float(at_sinks.excluded_share[0, 0])
     if left < LITTLE:
@@ -167,6 +170,13 @@ def name_keys(explanation: "Explanation", row: TokenAttention) -> list[str]:
     return [name_word(token) for token in row.tokens]
 
 
+def name_unit(explanation: "Explanation", row: TokenAttention) -> str:
+    """What the keys of a row are, in the plural."""
+    if explanation.captured is not None and explanation.captured.grid is not None:
+        return "patches"
+    return "words" if row.groups is not None else "tokens"
+
+
 def tell_share(names: Sequence[str], shares: Floats, key: int, row: TokenAttention) -> str:
     """A key with its share in percent; with its position, where another has the same name."""
     where = f"position {list_positions(row)[key][0]}, " if names.count(names[key]) > 1 else ""
@@ -206,8 +216,11 @@ def summarise_generation(generation: "Generation") -> str:
         return sentences[0]
     names = [name_word(word.name) for word in words]
     told = [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
+    read = tell_read(names, shares, np.ones(len(words), bool), told, "words")
+    special = [token in generation.special for token in result.prompt]
+    aside = tell_asides(special, generation.sinks)
     who = "They" if several else "It"
-    sentences.append(f"{who} read mostly {join_names(told)} of the prompt.")
+    sentences.append(f"{who} {read} of the prompt{aside}.")
     if several:
         above = by_word.difference[-1]  # [generated, word]
         token, word = np.unravel_index(int(above.argmax()), above.shape)
@@ -241,6 +254,36 @@ def choose_named(shares: Floats) -> list[int]:
     """The keys that are worth a name: the strongest, and those that come near it."""
     order = np.argsort(-shares, kind="stable")[:NAMED]
     return [int(key) for key in order if shares[key] >= NEARLY * shares[order[0]]]
+
+
+def tell_read(
+    names: Sequence[str], shares: Floats, counts: Flags, told: Sequence[str], unit: str
+) -> str:
+    """What was read, by the shares of keys and which of them count: nothing mostly, if evenly.
+
+    told: the keys that are worth a name, with their shares.
+    """
+    if counts.sum() == 1:
+        return f"read only {names[int(counts.argmax())]}"
+    if float(measure_spread(shares, counts)) < EVEN:
+        return f"read all {counts.sum()} {unit} alike"
+    return f"read mostly {join_names(told)}"
+
+
+def tell_asides(special: Sequence[bool], sinks: Sequence[Sink], position: int | None = None) -> str:
+    """Which tokens have no part in shares; empty if all have one.
+
+    position: the explained one, if it is among them.
+
+    >>> tell_asides([True, False], [Sink(1, ".", 0.5)])
+    ', special tokens and sinks aside'
+    """
+    marked = {at for at, is_special in enumerate(special) if is_special}
+    taking = {sink.position for sink in sinks if sink.position < len(special)} - marked
+    own = set() if position is None else {position} - marked - taking
+    kinds = {"special tokens": marked, "sinks": taking, "itself": own}
+    named = [kind for kind, held in kinds.items() if held]
+    return f", {join_names(named)} aside" if named else ""
 
 
 def name_word(word: str) -> str:

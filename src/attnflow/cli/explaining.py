@@ -11,6 +11,7 @@ from attnflow.analysis.explaining import describe_row, explain
 from attnflow.analysis.generating import generate
 from attnflow.capturing.assembly import capture
 from attnflow.cli.options import (
+    LEFT_OUT,
     OWN,
     AnyModel,
     ComparedWith,
@@ -95,7 +96,7 @@ def generate_command(
     graph: Graph = None,
     normalize: Normalize = "sum",
     compared_with: ComparedWith = None,
-    exclude: Exclude = "sinks",
+    exclude: Exclude = LEFT_OUT,
     keep_common: Annotated[
         bool, typer.Option("--keep-common", help="Name common words and punctuation too.")
     ] = False,
@@ -112,7 +113,7 @@ def generate_command(
     check_names((name for name in chosen if chosen[name] is None), METHODS, "method")
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
-    if out is not None and (compared_with is not None or exclude != "sinks" or keep_common):
+    if out is not None and (compared_with is not None or exclude != LEFT_OUT or keep_common):
         raise OptionError(
             "--compared-with, --exclude and --keep-common choose what the terminal shows; a file"
             " holds every prompt token: leave them out"
@@ -205,7 +206,7 @@ def explain_command(
     ] = False,
     words: Annotated[bool, typer.Option("--words", help="Words instead of subwords.")] = False,
     compared_with: ComparedWith = None,
-    exclude: Exclude = "sinks",
+    exclude: Exclude = LEFT_OUT,
     residual: Residual = None,
     without: Without = "",
     graph: Graph = None,
@@ -219,7 +220,7 @@ def explain_command(
     check_out(out, PAGE_ENDINGS)
     check_open(out, open_it)
     left_out, reference = read_exclude(exclude), read_reference(compared_with, None)
-    if out is not None and (layer is not None or words or reference or left_out is not None):
+    if out is not None and (layer is not None or words or reference or exclude != LEFT_OUT):
         raise OptionError(
             "--layer, --words, --compared-with and --exclude choose what the terminal shows; a file"
             " holds every layer and token: leave them out"

@@ -14,8 +14,10 @@ from attnflow.core.custom import import_function
 from attnflow.core.files import check_ending, check_writable
 from attnflow.edges.choosing import EdgeWeight
 from attnflow.errors import OptionError
+from attnflow.show.shading import ASIDES, EXCLUSIONS
 
 OWN = "package.module:function"
+LEFT_OUT = ",".join(ASIDES)
 
 AnyModel = Annotated[
     str,
@@ -106,9 +108,9 @@ Without = Annotated[
 Exclude = Annotated[
     str,
     typer.Option(
-        metavar="sinks|none|POSITIONS",
-        help="Tokens that do not count: sinks, with special tokens and the explained position;"
-        " none; or positions like 0,7.",
+        metavar="WORD,POSITION",
+        help="Tokens that do not count, separated by commas: sinks, special (tokens),"
+        " explained (the position), positions like 0,7; or none.",
     ),
 ]
 ComparedWith = Annotated[
@@ -216,11 +218,12 @@ def read_numbers(text: str, option: str) -> list[int]:
     return [read_number(part, option) for part in split_names(text)]
 
 
-def read_exclude(text: str) -> list[int] | None:
-    """What --exclude means: positions, none of them, or None for sinks and the like."""
-    if text in ("sinks", "none"):
-        return None if text == "sinks" else []
-    return read_numbers(text, "--exclude, if it is neither sinks nor none,")
+def read_exclude(text: str) -> list[str | int]:
+    """What --exclude means: positions, and words for some."""
+    chosen = [read_name_or_number(part, "--exclude") for part in split_names(text)]
+    words = [each for each in chosen if isinstance(each, str)]
+    check_names(words, (*EXCLUSIONS, "positions like 0,7"), "--exclude")
+    return chosen
 
 
 def read_reference(text: str | None, default: str | None) -> str | None:

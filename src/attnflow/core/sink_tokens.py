@@ -15,14 +15,13 @@ Weights are judged before the residual is mixed in. Edges with the residual insi
 diagonal, so that their rows are judged without it, by what they take from other positions.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
-from attnflow.core.checks import check_positions
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.masks import LEAK, find_visible
 from attnflow.core.requests import Weights, name_positions, read_graph
@@ -140,18 +139,3 @@ def list_raw_rows(raw: TokenAttention) -> Iterator[tuple[Floats, Flags]]:
         seen = find_visible(len(raw.tokens), raw.causal, window, list(raw.positions)).copy()
         seen[:, list(raw.removed)] = False
         yield rows, seen & (seen.sum(axis=1, keepdims=True) > 1)
-
-
-def read_excluded(exclude: str | Iterable[int], found: Iterable[Sink], size: int) -> list[int]:
-    """Positions to leave out: those given, or those of `found` if exclude is "sinks".
-
-    >>> read_excluded("sinks", [Sink(0, "[CLS]", 0.5), Sink(9, ".", 0.2)], 7)
-    [0]
-    >>> read_excluded([-1], [], 7)
-    [6]
-    """
-    if isinstance(exclude, str):
-        if exclude != "sinks":
-            raise OptionError(f"exclude must be 'sinks' or positions; got {exclude!r}")
-        return [sink.position for sink in found if sink.position < size]
-    return list(dict.fromkeys(check_positions(exclude, size, "exclude")))

@@ -1,7 +1,8 @@
 """The text of tokens: the one place that knows the marks which tokenizers put on them.
 
 "Ġ" and "▁" stand for the space before a word, "Ċ" for a line break, "##" for the rest of a word
-(WordPiece), "@@" for a word that continues, "</w>" for the end of one (older BPE). Tokenizers over
+(WordPiece), "@@" for a word that continues, "</w>" for the end of one (older BPE), "/NNS" and the
+like for the class of a word that the model which ships with attnflow does not know. Tokenizers over
 bytes write each byte as a letter, "âĢľ" for the quotation mark “ (GPT-2).
 """
 
@@ -11,7 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 SPACES = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 # only where something is left: "##" and "###" are headings, not rests of words
-PIECES = re.compile(r"^##(?=[^#\s])|(?<=[^@])@@\Z|(?<=.)</w>\Z", re.DOTALL)
+PIECES = re.compile(
+    r"^##(?=[^#\s])|(?<=[^@])@@\Z|(?<=.)</w>\Z|(?<=[^\sĠ▁])/(?:NN|NNS|NNP|VBG|VBN|RB|JJ|CD|\[UNK\])\Z",
+    re.DOTALL,
+)
 # GPT-2's letters for bytes: those that print stand for themselves, the others follow from 256 on
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
@@ -37,6 +41,8 @@ def strip_marks(token: str) -> str:
     ['key', 'key', 's', 'key', '\n', '##', '']
     >>> [strip_marks(token) for token in ("âĢľitem", "ĠcafÃ©", "##é", "ðŁĶ")]
     ['“item', 'café', 'é', 'ðŁĶ']
+    >>> strip_marks("zorbs/NNS")
+    'zorbs'
     """
     return read_bytes(PIECES.sub("", token)).translate(SPACES).strip(" ")
 

@@ -9,8 +9,7 @@ from rich.text import Text
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.generation import Generation
 from attnflow.analysis.prompt_attention import PromptAttention
-from attnflow.analysis.summaries import find_asides, format_percent, list_marked_words, name_word
-from attnflow.core.checks import check_positions
+from attnflow.analysis.summaries import format_percent, list_marked_words, name_word
 from attnflow.core.comparison import Comparison
 from attnflow.core.requests import are_even
 from attnflow.core.results import TokenAttention, measure_spread
@@ -18,6 +17,7 @@ from attnflow.core.sink_tokens import Sink
 from attnflow.core.text import is_common, show_token
 from attnflow.errors import printable
 from attnflow.show.folding import print_segments
+from attnflow.show.shading import ASIDES, Exclusion, find_excluded
 from attnflow.show.strips import (
     WIDEST_LABEL,
     choose_style,
@@ -44,19 +44,17 @@ def print_explanation(
     *,
     layer: int | None = None,
     by_word: bool = False,
-    exclude: Collection[int] | None = None,
+    exclude: Exclusion = ASIDES,
     reference: str | None = None,
 ) -> None:
     """Print what it says in a sentence, then a strip per method and importance, and legends.
 
     A long text is folded: a bar per sentence instead of strips. A chat has a bar per turn as well.
-    exclude: positions that are not shaded; if None, sinks, special tokens and the explained one.
+    exclude: positions that are not shaded, as for figures.
     reference: "even" or "others": shade by what was to be expected.
     """
     shown = explanation.depth if layer is None else layer
-    asides: Collection[int] = find_asides(explanation)
-    if exclude is not None:
-        asides = check_positions(exclude, len(explanation.tokens), "exclude")
+    asides = find_excluded(exclude, len(explanation.tokens), explanation)
     rows = {name: explanation.row(name, shown, by_word=by_word) for name in explanation.results}
     names = [*rows, *explanation.importance]
     indent = 2 + min(WIDEST_LABEL, max(map(len, names), default=0))
@@ -71,6 +69,8 @@ def print_explanation(
     for name, row in rows.items():
         compared = row.compared_with("even", exclude=asides)
         said = describe_even(compared)
+        if reference is not None and (compared.expected > 0).sum() < 2:
+            said = "fewer than two tokens count here; --exclude none counts all"
         if reference == "others" and not said:
             everyone = explanation.results[name]
             if len(everyone.positions) < 2:
@@ -182,17 +182,15 @@ def print_story(
     *,
     layer: int,
     reference: str | None,
-    exclude: Collection[int] | None = None,
+    exclude: Exclusion = ASIDES,
     keep_common: bool = False,
 ) -> None:
     """Print what was generated, and for each token what of the prompt it read.
 
     reference: "others" or "even", which words stand out against that; None: a strip of the prompt.
-    exclude: prompt tokens that do not count; if None, sinks and special tokens.
+    exclude: prompt tokens that do not count, as for figures.
     """
-    asides: Collection[int] = list_asides(story)
-    if exclude is not None:
-        asides = check_positions(exclude, story.size, "exclude")
+    asides = find_excluded(exclude, story.size, story)
     print_wrapped(console, printable(story.summary()), "bold")
     console.print(Text(printable(story.text, keep="\n")))
     against = {"others": "against the others", "even": "against even attention", None: "by token"}
@@ -216,12 +214,6 @@ def print_story(
     said = describe_asides(story.prompt, story.sinks, asides, "left out", "counts")
     if said:
         print_wrapped(console, said, "dim")
-
-
-def list_asides(story: Generation) -> list[int]:
-    """The prompt tokens that do not count: sinks and special tokens."""
-    special = [place for place, token in enumerate(story.prompt) if token in story.special]
-    return special + [sink.position for sink in story.sinks if sink.position < story.size]
 
 
 def name_standing(

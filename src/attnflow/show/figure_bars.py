@@ -74,8 +74,8 @@ def bars(
     strongest
         The number of words drawn, those with the largest scores by the first name; all if None.
     exclude
-        "sinks", "special" (CLS, SEP and the like) or positions: tokens without a bar, whose shares
-        are written below the titles.
+        "sinks", "special" (CLS, SEP and the like), "explained" (the position) or positions: tokens
+        without a bar, whose shares are written below the titles.
     compared_with
         None: the scores. "even" or "others": the share of each token less what
         `TokenAttention.compared_with` expects; importances stay as they are.

@@ -160,8 +160,9 @@ def compare_graphs(
     strongest
         The number of edges drawn per graph; if None, all of them up to 40 tokens, 400 beyond.
     exclude
-        "sinks", "special" (CLS, SEP and the like) or positions, to which no edges are drawn: the
-        rest sets the scale, and their share is written below the titles.
+        "sinks", "special" (CLS, SEP and the like), "explained" (the position) or positions, to
+        which no edges are drawn: the rest sets the scale, and their share is written below the
+        titles.
     scale
         The value of the widest edge, in all graphs; if None, the largest in front that leads to
         another position.

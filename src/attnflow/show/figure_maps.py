@@ -137,8 +137,9 @@ def compare_heatmaps(
     position
         The query, or a list with one per explanation; the explained positions if None.
     exclude
-        "sinks", "special" (CLS, SEP and the like) or positions: tokens that are not coloured, and
-        have no part in the scale; their share of the top layer is written below the titles.
+        "sinks", "special" (CLS, SEP and the like), "explained" (the position) or positions: tokens
+        that are not coloured, and have no part in the scale; their share of the top layer is
+        written below the titles.
     scale
         The value of the darkest colour. "common": the largest value drawn. "row": the largest of
         each layer, so that colours are shares of it.

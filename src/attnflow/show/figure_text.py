@@ -97,8 +97,8 @@ def text(
     layer
         The layer of methods; the top one if None.
     exclude
-        "sinks", "special" (CLS, SEP and the like) or positions: tokens that are grey and not
-        coloured, whose shares are written beside the titles.
+        "sinks", "special" (CLS, SEP and the like), "explained" (the position) or positions: tokens
+        that are grey and not coloured, whose shares are written beside the titles.
     compared_with
         None: the scores. "even" or "others": how far shares lie below or above what
         `TokenAttention.compared_with` expects, from 1/8 to 8 times as much.

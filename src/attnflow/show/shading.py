@@ -19,6 +19,8 @@ from attnflow.show.drawing import check_scale
 from attnflow.show.layout import label_tokens
 
 Exclusion = str | Sequence[int | str] | None
+EXCLUSIONS = ("sinks", "special", "explained", "none")  # and positions
+ASIDES = EXCLUSIONS[:3]  # what a sentence leaves out
 Scale = float | str | None
 Explained = Explanation | Generation | PromptAttention
 # what values are compared with, and what the colour bar says of it
@@ -34,13 +36,15 @@ NAMED = 3  # excluded tokens that are named, with their shares; more are counted
 def find_excluded(exclude: Exclusion, size: int, of: Explained | None = None) -> tuple[int, ...]:
     """The positions, of `size`, that are not coloured.
 
-    "sinks" and "special" stand for those that `of` knows, unless they are all that there is.
+    "sinks", "special" (tokens) and "explained" (the position) stand for those that `of` knows,
+    unless they are all that there is; "none", as None, for none.
     """
     if exclude is None:
         return ()
     if not isinstance(exclude, Iterable):
         raise OptionError(
-            f"exclude must be 'sinks', 'special' or a list of positions; got {exclude!r}"
+            f"exclude must be {', '.join(map(repr, EXCLUSIONS))} or a list of positions;"
+            f" got {exclude!r}"
         )
     names = [exclude] if isinstance(exclude, str) else [x for x in exclude if isinstance(x, str)]
     numbers = [] if isinstance(exclude, str) else [x for x in exclude if not isinstance(x, str)]
@@ -52,9 +56,15 @@ def find_excluded(exclude: Exclusion, size: int, of: Explained | None = None) ->
 
 
 def list_named(name: str, of: Explained | None) -> Iterable[int]:
-    """The positions of sinks, or of special tokens: CLS, SEP and the like."""
-    if name not in ("sinks", "special"):
-        raise OptionError(f"unknown exclude {name!r}; choose from sinks, special, or positions")
+    """The positions of sinks; of special tokens, CLS, SEP and the like; the explained one."""
+    if name not in EXCLUSIONS:
+        raise OptionError(
+            f"unknown exclude {name!r}; choose from {', '.join(EXCLUSIONS)}, positions"
+        )
+    if name == "none":
+        return ()
+    if name == "explained" and of is not None:  # a generation explains none of its prompt
+        return [of.position] if isinstance(of, Explanation) else ()
     if name == "sinks" and isinstance(of, Explanation | Generation):
         return [sink.position for sink in of.sinks]
     if of is None or name == "sinks":
