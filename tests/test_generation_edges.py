@@ -1,5 +1,8 @@
 """Edges while generating, step by step with the cache, against one pass over everything."""
 
+import csv
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +10,7 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.core.tables import TABLE_ENDINGS
 from tests.families import build
 
 DECODERS = ("gpt2", "gpt-neox", "opt", "llama", "mistral", "qwen3", "gemma2", "phi3", "gpt-oss")
@@ -65,6 +69,52 @@ def test_what_comes_first_is_generated_along_and_shown_first(tmp_path: Any) -> N
     for ending in (".html", ".png"):
         assert story.save(tmp_path / f"story{ending}").stat().st_size > 1000
     assert story.save(tmp_path / "flow.html", methods="flow", edges=["contribution"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        (None, "attention"),
+        (["contribution", "attention"], "attention"),
+        ("contribution", "contribution"),
+        (["norm", "contribution"], "norm"),
+        ("gradient", "gradient"),
+    ],
+)
+def test_a_story_is_rolled_out_on_the_edges_that_were_asked_for(asked: Any, given: str) -> None:
+    story = af.generate(build("llama"), [5, 6, 7, 8], edges=asked, **OPTIONS)
+    result = story.rollout()
+    assert result.edges == given
+    assert result.method == ("rollout" if given == "attention" else f"{given} rollout")
+    assert np.array_equal(result.values, story.by("rollout", edges=given).values)
+    assert np.array_equal(  # asked for by name, attention is there all the same
+        story.rollout(edges="attention").values,
+        af.rollout(story.attention, normalize=None).values[:, 3:, :4].transpose(1, 2, 0),
+    )
+
+
+def test_a_story_saves_the_numbers_of_its_results(tmp_path: Path) -> None:
+    story = af.generate(build("llama"), [5, 6, 7, 8], **OPTIONS)
+    saved = {ending: story.save(tmp_path / f"story{ending}") for ending in (*TABLE_ENDINGS, ".npz")}
+    results = [story.by("rollout", edges="contribution"), story.rollout()]
+    with saved[".csv"].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    expected = [row for result in results for row in result.rows()]
+    assert [float(row["value"]) for row in rows] == [row[-1] for row in expected]
+    assert [row["method"] for row in rows] == [row[0] for row in expected]
+    content = json.loads(saved[".json"].read_text())
+    arrays = np.load(saved[".npz"])
+    for result in results:
+        assert np.array_equal(content[result.method], result.values)
+        assert np.array_equal(arrays[result.method], result.values)
+    assert content["text"] == story.text
+    assert content["source"]["edges"] is None  # each result has its own
+    for ending in (".md", ".tex"):
+        assert saved[ending].read_text().count("contribution rollout") == 4 * 4 * 3
+    named = story.save(tmp_path / "flow.csv", methods=["raw", "flow"]).read_text()
+    assert {line.split(",")[0] for line in named.splitlines()} == {"method", "raw", "flow"}
+    with pytest.raises(af.FileError, match=r"one of .html, .png, .svg, .pdf, .csv, .json, .md"):
+        story.save(tmp_path / "story.xlsx")
 
 
 def test_sampling_is_the_same_with_edges_and_where_they_cannot_be_had(

@@ -106,8 +106,9 @@ def generate(
         "mean", "max" or "min" fuse heads at once; None keeps every head.
     edges
         What an edge of the graph weighs, one or several, as for `explain`; what `by(method,
-        edges=...)` can then be asked for. Those of gradients take a pass and its way back per
-        generated token, when they are asked for. Attention and contribution if None.
+        edges=...)` can then be asked for, and the first of which it gives by default if attention
+        is not among them. Those of gradients take a pass and its way back per generated token, when
+        they are asked for. Attention and contribution if None.
     options
         Those of the model's own `generate`: do_sample, temperature, eos_token_id, ... Beams and
         assisted decoding are refused.

@@ -16,7 +16,7 @@ import numpy as np
 from attnflow.analysis.defaults import Plan
 from attnflow.analysis.long_inputs import BY_ROWS, ROWS_ABOVE, RowReader
 from attnflow.analysis.pipeline import GraphMaker, read_graph_maker
-from attnflow.analysis.prompt_attention import PromptAttention, normalise_rows
+from attnflow.analysis.prompt_attention import PromptAttention, PromptTable, normalise_rows
 from attnflow.analysis.summaries import summarise_generation
 from attnflow.core.attention import Attention
 from attnflow.core.custom import Choices, Method, read_methods, run_method
@@ -28,6 +28,7 @@ from attnflow.core.methods import METHODS
 from attnflow.core.requests import NORMALIZATIONS
 from attnflow.core.results import TokenAttention
 from attnflow.core.sink_tokens import Sink, sinks
+from attnflow.core.tables import TABLE_ENDINGS
 from attnflow.edges.choosing import name_result
 from attnflow.errors import OptionError
 from attnflow.notices import ignore_notices
@@ -36,7 +37,7 @@ from attnflow.notices import ignore_notices
 class GraphOptions(TypedDict, total=False):
     """The options of `Generation.by`, which `raw`, `rollout` and `flow` take too."""
 
-    edges: str
+    edges: str | None
     residual: float | None
     without: Sequence[int]
     normalize: str | None
@@ -164,7 +165,7 @@ class Generation:
         self,
         method: Choices,
         *,
-        edges: str = "attention",
+        edges: str | None = None,
         residual: float | None = None,
         without: Sequence[int] = (),
         normalize: str | None = None,
@@ -178,7 +179,8 @@ class Generation:
         method
             The name of a method, a method of your own, or {name: method}.
         edges
-            What an edge of the graph weighs: one of those that `generate` was asked for.
+            What an edge of the graph weighs: one of those that `generate` was asked for. If None,
+            attention; or the first of them, if `generate` was asked for edges without attention.
         residual
             The weight of the residual connection, 0.5 if None; refused where edges hold it inside.
         without
@@ -196,6 +198,9 @@ class Generation:
             raise OptionError(
                 f"unknown normalize {normalize!r}; choose from 'sum', 'receptive_field' or None"
             )
+        if edges is None:
+            asked = self.plan()
+            edges = "attention" if "attention" in asked else next(iter(asked), "attention")
         if not isinstance(edges, str):
             raise OptionError(f"edges must be the name of one kind of edges; got {edges!r}")
         methods = read_methods(method)
@@ -339,34 +344,38 @@ class Generation:
         methods: Choices | None = None,
         edges: Sequence[str] | None = None,
     ) -> Path:
-        """Write the interactive page, or a picture of the top layer.
+        """Write the interactive page, a picture of the top layer, or numbers.
 
-        A picture has a map for each kind of edges: of rollout, or of the methods that are named.
-        Each generated token has its own scale. Special tokens and sinks, which would outshine the
-        words, are not coloured, and it says their shares. The numbers are written by what `by`,
-        `raw`, `rollout` and `flow` return.
+        A picture has a map for each kind of edges, of rollout or of the methods that are named;
+        numbers are of the same, in all layers. Each generated token has its own scale. Special
+        tokens and sinks, which would outshine the words, are not coloured, and it says their
+        shares.
 
         Parameters
         ----------
         path
-            The file; its ending says which: .html; .png, .svg, .pdf.
+            The file; its ending says which: .html; .png, .svg, .pdf; .csv, .json, .npz, .md, .tex.
         methods, edges
             What is shown, as for `plan`.
         """
         plan = self.plan(methods, edges)
-        if check_ending(path, [".html", *PICTURES]) in PICTURES:
-            from attnflow.show import figures
-
+        ending = check_ending(path, [".html", *PICTURES, *TABLE_ENDINGS, ".npz"])
+        if ending != ".html":
             results = []
             for kind, functions in plan.items():
                 # where none is named, rollout stands for all of a kind
                 named = functions if methods is not None else {"rollout": functions["rollout"]}
                 results += [self.by({name: named[name]}, edges=kind) for name in named]
+        if ending in PICTURES:
+            from attnflow.show import figures
+
             taking = [sink.position for sink in self.sinks if sink.position < self.size]
             quiet: list[int | str] | str = (
                 ["special", *taking] if len(taking) < self.size else "special"
             )
             return figures.compare_generations(results, exclude=quiet, scale="row").save(path)
+        if ending != ".html":
+            return PromptTable(self.text, self.probabilities, tuple(results)).save(path)
         from attnflow.show.page import generation_page
 
         page = generation_page(self, None if methods is None and edges is None else plan)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -198,6 +199,51 @@ class PromptAttention(ArrayTable):
         return "<PromptAttention: {}, {} generated x {} prompt tokens x {} layers>".format(
             self.method, *self.values.shape
         )
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTable(ArrayTable):
+    """Several results of one generation as one table.
+
+    Parameters
+    ----------
+    text
+        The generated text.
+    probabilities
+        Of each generated token, when it was chosen.
+    results
+        At least one.
+    """
+
+    columns: ClassVar = PromptAttention.columns
+
+    text: str
+    probabilities: tuple[float, ...]
+    results: tuple[PromptAttention, ...]
+
+    @property
+    def source(self) -> Source | None:
+        """Where the results came from, but for what each was computed by."""
+        source = self.results[0].source
+        if source is None:
+            return None
+        return replace(source, method=None, edges=None, target=None, residual=None)
+
+    def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:
+        """Those of all results, as `PromptAttention.rows` gives them."""
+        return chain.from_iterable(result.rows() for result in self.results)
+
+    def _content(self) -> dict[str, Any]:
+        first = self.results[0]
+        named = {result.method: result.values for result in self.results}
+        return {
+            "text": self.text,
+            "prompt": first.prompt,
+            "generated": first.generated,
+            "probabilities": self.probabilities,
+            "layers": first.layers,
+            **named,
+        }
 
 
 def normalise_rows(values: Floats) -> Floats:

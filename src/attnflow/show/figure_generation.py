@@ -54,7 +54,7 @@ def generation(
     layer: int | None = None,
     *,
     method: str | Callable[..., TokenAttention] = "rollout",
-    edges: str = "attention",
+    edges: str | None = None,
     exclude: Exclusion = None,
     scale: Scale = "common",
     compared_with: str | None = None,
@@ -71,7 +71,7 @@ def generation(
     method
         What a `Generation` is asked for by `Generation.by`: the name of a method, or one of yours.
     edges
-        ... and on which edges.
+        ... and on which edges, as for `Generation.by`.
     exclude
         "sinks" (of a `Generation`), "special" or positions: prompt tokens that are not coloured,
         and have no part in the scale; their mean share is written below the title.
