@@ -471,3 +471,41 @@ def test_versions_are_those_of_the_libraries_in_use(monkeypatch: pytest.MonkeyPa
     assert set(list_versions()) == {"attnflow", "numpy", "torch"}
     assert list_versions()["numpy"] == np.__version__
     assert read_versions(("no such library",)) == {"no such library": "unknown"}
+
+
+# ---- the wrong one of attnflow's own --------------------------------------------------------------
+
+ATTENTION = af.Attention(np.full((2, 3, 3), 1 / 3), tokens=["a", "b", "c"])
+UNTYPED: Any = af  # mypy would refuse most of this
+RESULT = "give the Attention or AttentionGraph that it was computed from"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: af.AttentionGraph(ATTENTION), "got Attention: attention.graph() makes a graph"),
+        (lambda: af.AttentionGraph(edges=ATTENTION), "got Attention: attention.graph() makes a"),
+        (lambda: af.Attention(ATTENTION.graph()), "got AttentionGraph: it is a graph already"),
+        # of a result, which is an array, rollout would roll out again
+        (lambda: af.rollout(af.rollout(ATTENTION)), f"got TokenAttention: {RESULT}"),
+        (
+            lambda: UNTYPED.flow(af.raw(ATTENTION).compared_with("even")),
+            f"got Comparison: {RESULT}",
+        ),
+        (lambda: UNTYPED.sinks(af.load("verb-number")), "got Model: give af.capture(model, text)"),
+        (lambda: UNTYPED.raw(af.explain(ATTENTION)), "got Explanation: give its .graph"),
+        (lambda: af.explain(af.rollout(ATTENTION)), f"got TokenAttention: {RESULT}"),
+        (lambda: af.explain(af.explain(ATTENTION)), "AttentionGraph; got Explanation: give its"),
+        (lambda: af.Model(af.load("verb-number")), "got a Model: use it as it is"),
+        (lambda: UNTYPED.evaluate("verb-number", ATTENTION), "(text, label); got Attention"),
+        (
+            lambda: af.faithfulness("verb-number", "the key", af.load("verb-number")),
+            "scores must be an array of real numbers; got Model",
+        ),
+    ],
+)
+def test_the_wrong_object_of_ours_is_one_line_with_a_way_out(make: Any, message: str) -> None:
+    with pytest.raises(af.AttnFlowError) as error:
+        make()
+    assert message in str(error.value)
+    assert UNTYPED.rollout(af.explain(ATTENTION).graph).values.shape == (2, 3, 3)  # the way out

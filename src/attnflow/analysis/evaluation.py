@@ -142,10 +142,9 @@ def evaluate(
     >>> evaluate(load("verb-number"), examples, methods=["rollout"], against=["blank_out"])
     <Report: rollout against blank_out, 1 example>
     """
-    if isinstance(examples, str):
-        raise OptionError(
-            "examples must be a list of texts, or of (text, label); got one text: put it in a list"
-        )
+    if isinstance(examples, str) or not isinstance(examples, Iterable):
+        got = "one text: put it in a list" if isinstance(examples, str) else type(examples).__name__
+        raise OptionError(f"examples must be a list of texts, or of (text, label); got {got}")
     if limit is not None:
         limit = check_count("limit", limit)
     chosen = list(islice(examples, limit))

@@ -35,6 +35,7 @@ from attnflow.analysis.pipeline import (
     score_importance,
 )
 from attnflow.capturing.prompts import Prompt, is_chat, read_prompt
+from attnflow.core.arrays import find_instead
 from attnflow.core.attention import Attention
 from attnflow.core.checks import check_position
 from attnflow.core.custom import Choices, Method, run_method
@@ -142,6 +143,12 @@ def explain(
         make = read_graph_maker(graph, residual, without, heads or "mean")
         functions = dict(plan["attention"])
         return explain_weights(value, make, graph, functions, position, normalize, workers)
+    instead = find_instead(value)
+    if instead is not None:
+        raise OptionError(
+            "explain takes a text or another input of a model, an Attention or an AttentionGraph;"
+            f" got {type(value).__name__}: {instead}"
+        )
     make = read_graph_maker(graph, residual, without)
     refuse_residual(weights, residual)
     refuse_graphs(weights, graph, without)

@@ -22,6 +22,26 @@ NO_WEIGHTS = (
     " or use af.capture"
 )
 
+# the way out for whoever gives an object of attnflow's own where arrays are taken
+INSTEAD = {
+    "Attention": "attention.graph() makes a graph of it",
+    "AttentionGraph": "it is a graph already, which every method takes",
+    "Explanation": "give its .graph",
+    "Generation": "give its .attention",
+    "Model": "give af.capture(model, text)",
+    **dict.fromkeys(
+        ("TokenAttention", "Comparison", "MaxFlow", "PromptAttention", "Importance"),
+        "give the Attention or AttentionGraph that it was computed from",
+    ),
+}
+
+
+def find_instead(value: Any) -> str | None:
+    """What to give instead of an object of attnflow's own; None for any other."""
+    kind = type(value)
+    ours = kind.__module__.partition(".")[0] == "attnflow"
+    return INSTEAD.get(kind.__name__) if ours else None
+
 
 def stack_layers(weights: Any) -> tuple[Array, int]:
     """One array [layer, head, query, key] or [layer, query, key], and its bytes per number."""
@@ -41,6 +61,11 @@ def convert_layers(weights: Any) -> tuple[Array | list[Array], int]:
     """One array, or a list of one per layer if given so, and the lowest bytes per number."""
     if weights is None or (isinstance(weights, list | tuple) and not weights):
         raise WeightsError(f"weights are empty: {NO_WEIGHTS}")
+    instead = find_instead(weights)
+    if instead is not None:
+        raise WeightsError(
+            f"weights must be an array, or one per layer; got {type(weights).__name__}: {instead}"
+        )
     if not isinstance(weights, list | tuple) or not any(
         hasattr(layer, "shape") or layer is None for layer in weights
     ):
@@ -105,7 +130,8 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
     if array.dtype.kind in "iub":
         return array.astype(np.float64), 8
     if array.dtype.kind != "f":
-        raise WeightsError(f"{name} must be an array of real numbers; got type {array.dtype.name}")
+        what = f"type {array.dtype.name}" if array.ndim else type(value).__name__
+        raise WeightsError(f"{name} must be an array of real numbers; got {what}")
     precision = min(array.dtype.itemsize, 8)
     return array.astype(np.float64 if precision == 8 else np.float32, copy=False), precision
 

@@ -9,6 +9,8 @@ def unwrap_module(model: Any) -> Any:
     """The torch module itself; what attnflow cannot run is refused."""
     module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     kind = type(module).__name__
+    if hasattr(type(model), "predicts"):
+        raise OptionError("Model takes a Hugging Face model; got a Model: use it as it is")
     if not hasattr(module, "named_modules") or not hasattr(find_part(module), "config"):
         raise OptionError(
             "Model takes a Hugging Face model, or a module that holds one;"
