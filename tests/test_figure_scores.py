@@ -61,7 +61,7 @@ def test_bars_of_some_words_in_another_order_of_names() -> None:
     np.testing.assert_allclose(lengths(drawn.artists["rollout"]), FOUND.rollout.at(0)[kept])
     share = 100 * FOUND.rollout.at(0)[0]
     title = drawn.axes[1].get_title().replace("\u00a0", " ")
-    assert f"not shown: [CLS] {share:.0f} %" in " ".join(title.split())
+    assert f"[CLS] {share:.0f} % left out" in " ".join(title.split())
     assert "strongest 3 of 8" in title
 
 

@@ -45,6 +45,24 @@ def title_of(ax: Any) -> str:
 # ---- tokens that are left out -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [3, 7, 9, 14, 40])
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_title_of_a_map_has_at_most_two_lines(size: int, count: int) -> None:
+    weights = 0.3 + attention("uniform", DEPTH, size, np.random.default_rng(0))  # even: it says so
+    weights[:, :, 0] += 2.0
+    weights /= weights.sum(axis=-1, keepdims=True)
+    tokens = ["[CLS]", *(f"token{at}" for at in range(1, size - 1)), "[SEP]"]
+    found = af.explain(af.Attention(weights, tokens=tokens), methods=["raw", "rollout", "flow"])
+    found = replace(found, results=dict(list(found.results.items())[:count]))
+    drawings = [figures.compare_heatmaps(found, exclude=[0, size - 1], scale="row")]
+    drawings += [figures.heatmap(found.raw, exclude=[0, size - 1])]
+    for drawn in drawings:
+        for ax in drawn.axes:
+            assert len(ax.get_title().splitlines()) == 2
+            assert "[CLS] " in title_of(ax)
+            assert ("even" in title_of(ax)) == (size >= 10)
+
+
 @pytest.mark.parametrize("exclude", ["sinks", [0], ["sinks", 0], ["sinks", "none"], (0, -SIZE)])
 def test_what_is_excluded_has_no_colour_and_no_part_in_the_scale(exclude: Any) -> None:
     assert [sink.position for sink in SUNK.sinks] == [0]
@@ -56,7 +74,7 @@ def test_what_is_excluded_has_no_colour_and_no_part_in_the_scale(exclude: Any) -
         assert np.ma.getmaskarray(shown).sum(axis=0).tolist() == [DEPTH] + [0] * (SIZE - 1)
         np.testing.assert_array_equal(shown[:, 1:], row[:, 1:])
         assert drawn.artists[name][0].get_clim() == (0.0, largest)
-        assert f"not coloured: [CLS] {100 * row[-1, 0]:.0f} % of layer 3" in title_of(ax)
+        assert f"[CLS] {100 * row[-1, 0]:.0f} % left out" in title_of(ax)
     assert drawn.artists["bar"].extend == "neither"  # what is hidden is not beyond the scale
 
 
@@ -69,7 +87,7 @@ def test_one_result_takes_positions_also_of_words() -> None:
     np.testing.assert_array_equal(np.ma.getmaskarray(shown)[0].nonzero()[0], [1])  # its word
     share = words.at(4)[1] / words.at(4).sum()
     title = title_of(figures.heatmap(words, 4, exclude=[2]).axes[0])
-    assert f"not coloured: token1token2 {100 * share:.0f} % of layer 3" in title
+    assert f"token1token2 {100 * share:.0f} % left out" in title
 
 
 def test_names_never_leave_out_everything_and_positions_that_do_are_refused() -> None:
@@ -96,7 +114,7 @@ def test_names_never_leave_out_everything_and_positions_that_do_are_refused() ->
 def test_many_tokens_left_out_are_counted() -> None:
     drawn = figures.heatmap(SUNK.rollout, 4, exclude=[0, 1, 2, 3])
     share = SUNK.rollout.at(4)[:4].sum()
-    assert f"not coloured: 4 tokens, {100 * share:.0f} % of layer 3" in title_of(drawn.axes[0])
+    assert f"4 tokens {100 * share:.0f} % left out" in title_of(drawn.axes[0])
 
 
 @pytest.mark.parametrize("orientation", ["up", "right"])
@@ -254,7 +272,7 @@ def test_maps_of_several_results_of_a_story(reference: str | None) -> None:
         assert np.ma.getmaskarray(image.get_array())[:, 0].all()
     shares = results[1].values[:, :, 0] / results[1].values[:, :, 0].sum(axis=1, keepdims=True)
     name = layout.label_tokens([story.prompt[0]])[0]
-    mean = f"not coloured: {name} {100 * shares[:, 0].mean():.0f} % on average"
+    mean = f"{name} {100 * shares[:, 0].mean():.0f} % left out"
     assert mean in title_of(drawn.axes[1])
 
 
@@ -282,7 +300,7 @@ def test_a_saved_picture_lets_the_words_shine(tmp_path: Path) -> None:
     said = " ".join(read_texts(found.save(tmp_path / "found.svg")).split())
     share = found.results["gradient flow"].at(0)[0]
     assert share > 0.5
-    assert f"not coloured: [CLS] {100 * share:.0f} %" in said.replace("\u00a0", " ")
+    assert f"[CLS] {100 * share:.0f} % left out" in said.replace("\u00a0", " ")
 
 
 def make_vit(processor: Any = None) -> Any:

@@ -180,8 +180,8 @@ def compare_generations(
         else:
             ax.set_xlabel("prompt")
         shares = average_rows(rows[place])
-        notes = note_excluded(result.prompt, shares, excluded, " on average")
-        set_title(ax, f"{title_method(result.method)}, layer {layer}", notes)
+        notes = note_excluded(result.prompt, shares, excluded)
+        set_title(ax, f"{title_method(result.method)}, layer {layer}", notes, most=1)
     bar = add_colour_bar(images, panels, label=label_colours(scale, compared_with))
     artists = {"maps": images, "bar": bar}
     return Drawing(find_figure(panels[0]), tuple(panels), artists, describe_sources(results))

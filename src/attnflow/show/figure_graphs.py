@@ -273,7 +273,7 @@ def draw_graph(
         if len(numbers) < count:
             notes.append(f"{what}{'s' * (len(numbers) != 1)} {list_numbers(numbers)} only")
     row = values[-1].mean(axis=0) if position is None else result.at(position)
-    notes += note_excluded(result.tokens, row, excluded, f" of layer {computed[-1]}", "drawn")
+    notes += note_excluded(result.tokens, row, excluded, f"not drawn: {{}} of layer {computed[-1]}")
     in_front = np.zeros(len(edges), bool) if position is None else edges[:, 1] == position
     if layer is not None:
         in_front &= edges[:, 0] == layer

@@ -41,8 +41,8 @@ from attnflow.show.shading import (
     check_comparison,
     find_columns,
     find_excluded,
+    find_spread,
     label_colours,
-    note_even,
     note_excluded,
     scale_maps,
     stack_rows,
@@ -102,8 +102,7 @@ def heatmap(
     left_out = find_columns(result.groups, excluded)
     layers, values = stack_rows(result, position, excluded, compared_with)
     (shown,), limit = scale_maps([values], 1.0 if compared_with else scale)
-    notes = note_excluded(result.tokens, result.at(position), left_out, f" of layer {layers[-1]}")
-    notes += note_even(result.select(position), excluded)
+    notes = note_excluded(result.tokens, result.at(position), left_out)
     if ax is None:
         width = choose_width(len(result.tokens))
         ax = make_figure(width, measure_map(len(layers), result.tokens, len(notes))).subplots()
@@ -113,7 +112,8 @@ def heatmap(
     image = draw_map(ax, shown, layers, result.tokens, limit, chosen, **colours)
     query = label_tokens([result.queries[result.positions.index(position)]])[0]
     ax.set_ylabel("layer")
-    set_title(ax, f"{title_method(result.method)} of {query}", notes)
+    title = f"{title_method(result.method)} of {query}"
+    set_title(ax, title + tell_even(result.select(position), excluded), notes, most=1)
     bar = add_colour_bar([image], [ax], label=label_colours(scale, compared_with))
     return Drawing(find_figure(ax), (ax,), {"map": image, "bar": bar}, describe_sources([result]))
 
@@ -178,8 +178,7 @@ def compare_heatmaps(
         deepest = max(len(layers) for layers, _ in rows)
         per_input = ceil(len(names) / columns)  # rows of maps
         without_tokens = per_input - 1 if stacked else 0
-        # notes stand in one line below the title of a wide map, in several of a narrow one
-        noted = 0 if not any(excluded) else 1 if columns == 1 else 2
+        noted = int(any(excluded))
         height = without_tokens * len(several) * (measure_map(deepest, (), noted) + 0.1)
         for explanation in several:
             tall = measure_map(deepest, explanation.tokens, noted)
@@ -194,11 +193,11 @@ def compare_heatmaps(
         image = draw_map(ax, values, layers, tokens, limit, query, **colours)
         artists[names[place]].append(image)
         top = several[which].results[names[place]].select(query)
-        notes = note_excluded(tokens, top.values[0, 0], left_out, f" of layer {layers[-1]}")
-        notes += note_even(top, left_out)
+        notes = note_excluded(tokens, top.values[0, 0], left_out)
+        even = tell_even(top, left_out)
         # one title is enough where the maps of a method are in one column
-        if which == 0 or not own or columns < len(names) or notes:
-            set_title(ax, title_method(names[place]), notes)
+        if which == 0 or not own or columns < len(names) or notes or even:
+            set_title(ax, title_method(names[place]) + even, notes, most=1)
         if own and place % columns:
             ax.set_yticks([])
         else:
@@ -209,6 +208,12 @@ def compare_heatmaps(
     bar = add_colour_bar(images, panels, label=label_colours(scale, compared_with))
     artists.setdefault("bar", bar)
     return Drawing(find_figure(panels[0]), tuple(panels), artists, describe_sources(several))
+
+
+def tell_even(row: TokenAttention, excluded: Sequence[int]) -> str:
+    """What the title of a map says of a row that hardly tells tokens apart; empty for others."""
+    spread = find_spread(row, excluded)
+    return "" if spread is None else f", even (spread {spread:.1g})"
 
 
 def list_positions(

@@ -79,14 +79,22 @@ def measure_room(ax: "Axes", along: str, count: int = 1) -> float:
 
 
 def set_title(
-    ax: "Axes", text: str, notes: Sequence[str] = (), *, pad: float | None = None
+    ax: "Axes",
+    text: str,
+    notes: Sequence[str] = (),
+    *,
+    pad: float | None = None,
+    most: int = 4,
 ) -> None:
     """Set a title of at most two lines, no wider than the axes, with notes below it.
 
-    pad: points between title and axes; matplotlib's own if None.
+    pad: points between title and axes; matplotlib's own if None. most: lines of a note; where a
+    note has one, so has the title above it.
     """
     room = 1.15 * measure_room(ax, "x")
-    lines = [wrap_text(text, room, most=2), *(wrap_text(note, room, most=4) for note in notes)]
+    above = 1 if notes and most == 1 else 2
+    lines = [wrap_text(text, room, most=above)]
+    lines += [wrap_text(note, room, most=most) for note in notes]
     ax.set_title("\n".join(lines), parse_math=False, pad=pad)
 
 

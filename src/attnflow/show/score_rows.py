@@ -15,7 +15,7 @@ from attnflow.show.shading import (
     check_comparison,
     find_columns,
     find_excluded,
-    note_even,
+    find_spread,
     note_excluded,
 )
 
@@ -84,7 +84,7 @@ def given_rows(scores: Any, names: Sequence[str] | None, exclude: Exclusion) -> 
     for name in choose_names(names, list(scores)):
         tokens, values = check_scores(name, scores[name])
         excluded = find_excluded(exclude, len(tokens))
-        notes = note_excluded(tokens, np.abs(values), excluded, what="shown")
+        notes = note_excluded(tokens, np.abs(values), excluded)
         rows[name] = ScoreRow(title_row(name), tokens, values, excluded, "score", notes)
     lists = {row.tokens for row in rows.values()}
     if len(lists) > 1:
@@ -133,7 +133,9 @@ def explained_rows(
         even: tuple[str, ...] = ()
         if name in explanation.results:
             shown = explanation.row(name, layer, by_word=by_word)
-            even = note_even(shown, positions)
+            spread = find_spread(shown, positions)
+            if spread is not None:
+                even = (f"hardly differs between tokens (spread {spread:.1g}): says nothing",)
             tokens, values = shown.tokens, shown.at(explanation.position)
             groups, meaning = shown.groups, DIFFERENCES[compared_with]
         else:
@@ -143,7 +145,7 @@ def explained_rows(
         if by_word and groups is None:
             groups = word_groups(explanation.tokens, explanation.words)
         excluded = find_columns(groups, positions)
-        notes = note_excluded(tokens, np.abs(values), excluded, what="shown")
+        notes = note_excluded(tokens, np.abs(values), excluded)
         row = ScoreRow(
             title_row(name), tokens, values, excluded, meaning, (*notes, *even), bool(even)
         )

@@ -151,24 +151,26 @@ def note_excluded(
     tokens: Sequence[str],
     row: Floats,
     excluded: Sequence[int],
-    where: str = "",
-    what: str = "coloured",
+    form: str = "{} left\u00a0out",
 ) -> tuple[str, ...]:
-    """What is said of the tokens that are not coloured, or drawn: their shares of a row [token]."""
+    """What is said of the tokens that are not coloured, or drawn: their shares of a row [token].
+
+    form: what is said of the shares, which come first where they can be seen to be left out, and
+    stay where there is no room for all of it.
+    """
     whole = float(row.sum())
     if not excluded:
         return ()
     shares = [float(row[place]) / whole if whole > 0 else 0.0 for place in excluded]
     if len(excluded) > NAMED:
-        said = f"{len(excluded)} tokens, {keep_together(format_percent(sum(shares)))}"
+        said = f"{len(excluded)} tokens {keep_together(format_percent(sum(shares)))}"
     else:
         names = label_tokens([tokens[place] for place in excluded])
         named = zip(names, map(format_percent, shares), strict=True)
         said = ", ".join(keep_together(f"{name} {share}") for name, share in named)
     rest = 1 - sum(shares)
-    if 0 < rest < LITTLE:
-        said += f" ({what} is the rest, {keep_together(format_percent(rest))})"
-    return (f"not {what}: {said}{where}",)
+    little = f" (the rest: {keep_together(format_percent(rest))})" if 0 < rest < LITTLE else ""
+    return (form.format(said) + little,)
 
 
 def keep_together(text: str) -> str:
@@ -176,11 +178,11 @@ def keep_together(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
-def note_even(row: TokenAttention, excluded: Sequence[int]) -> tuple[str, ...]:
-    """What is said of one row that hardly tells apart the keys that are left, if it is one."""
+def find_spread(row: TokenAttention, excluded: Sequence[int]) -> float | None:
+    """The spread of one row that hardly tells apart the keys that are left, if it is one."""
     compared = row.compared_with("even", exclude=excluded)
     seen = compared.expected > 0  # [layer, query, key]
     spread = measure_spread(compared.shares, seen)
     if max(row.layers) < 2 or not are_even(spread, seen.sum(axis=-1)).all():
-        return ()
-    return (f"hardly differs between tokens (spread {float(spread[0, 0]):.1g}): says nothing",)
+        return None
+    return float(spread[0, 0])
