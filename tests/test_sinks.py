@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 import attnflow as af
 from tests.families import build
