@@ -1549,7 +1549,7 @@ def test_the_commands(
         ("corpus", "top", out, "--method", "raw"): "holds no method 'raw'; it has rollout, flow",
         ("corpus", "top", out, "--min-count", "9999"): "give a smaller --min-count",
         ("corpus", "status", tmp_path): "is no corpus folder",
-        (*run[:-1], "21"): "option shard_rows was 20 and is 21",
+        (*run[:-1], "21"): "option --shard-rows was 20 and is 21",
         (*run, "--layers", "six"): "--layers must be numbers like 1,6; got 'six'",
     }.items():
         line = said(*arguments, status=2)
