@@ -4,16 +4,20 @@ import json
 import sys
 from collections.abc import Callable
 from functools import cache
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 import transformers as t
+from rich.console import Console
 
 import attnflow as af
 from attnflow.cli import commands as cli
+from attnflow.show.folding import print_segments
 from tests.families import DECODERS, ENCODERS, VISION, build, text, word_tokenizer
 
 SAME = 1e-5
@@ -850,6 +854,17 @@ def test_a_bad_command_line_gets_one_clear_line(
     assert message in said[0]
 
 
+def test_a_folded_text_leaves_out_what_does_not_count(writer: af.Model, short_graphs: None) -> None:
+    found = af.explain(LONG, model=writer)
+    shown = Console(width=200, file=StringIO())
+    print_segments(shown, found, found.depth, [0, found.position])
+    row = found.rollout.at(found.position)
+    row[[0, found.position]] = 0
+    shares = [row[list(group.positions)].sum() / row.sum() for group in found.segments]
+    printed = shown.file.getvalue()  # type: ignore[attr-defined]
+    assert all(f"{share:.4f}" in printed for share in shares)
+
+
 def test_long_texts_are_folded_on_the_command_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -862,6 +877,10 @@ def test_long_texts_are_folded_on_the_command_line(
     assert run(monkeypatch, folder, "explain", LONG, "--model", "decoder") == 0
     said = capsys.readouterr()
     assert "Here the cabinets are lost?" in said.out
+    assert "left out: " in said.out
+    with patch.object(sys, "stdin", TextIOWrapper(BytesIO(f"{LONG}\n".encode()))):
+        assert run(monkeypatch, folder, "explain", "-", "--model", "decoder") == 0
+    assert capsys.readouterr().out == said.out
     assert "flow is left out: it needs the whole graph" in " ".join(said.err.split())
     assert run(monkeypatch, folder, "explain", LONG, "--model", "decoder", "--out", "l.html") == 0
     assert (folder / "l.html").stat().st_size > 1000

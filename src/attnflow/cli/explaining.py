@@ -30,6 +30,7 @@ from attnflow.cli.options import (
     read_edge_names,
     read_exclude,
     read_functions,
+    read_input,
     read_normalize,
     read_numbers,
     read_reference,
@@ -83,7 +84,10 @@ def capture_command(
 
 def generate_command(
     model: ModelName,
-    prompt: Annotated[str, typer.Argument(help="The text to continue.", show_default=False)],
+    prompt: Annotated[
+        str,
+        typer.Argument(help="The text to continue; - for standard input.", show_default=False),
+    ],
     max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens.")] = 20,
     method: Annotated[
         str | None,
@@ -138,7 +142,7 @@ def generate_command(
     of_attention = method is not None or residual is not None or without or graph is not None
     if kinds is None and (of_attention or normalize == "receptive_field"):
         kinds = {"attention": None}
-    story = generate(load(model), prompt, max_new_tokens=max_new_tokens, edges=kinds)
+    story = generate(load(model), read_input(prompt), max_new_tokens=max_new_tokens, edges=kinds)
     for note in story.notes:
         print_note(note)
     with notes():
@@ -176,7 +180,10 @@ def generate_command(
 
 
 def explain_command(
-    text: Annotated[str, typer.Argument(help="The text to explain.", show_default=False)],
+    text: Annotated[
+        str,
+        typer.Argument(help="The text to explain; - for standard input.", show_default=False),
+    ],
     pair: Annotated[
         str | None,
         typer.Option(
@@ -230,6 +237,7 @@ def explain_command(
             "--compared-with others compares tokens, and words are computed for one position:"
             " leave --words out, or compare with even"
         )
+    text = read_input(text)
     watched = importance or target is not None or out is not None
     explanation = explain(
         text if pair is None else (text, pair),

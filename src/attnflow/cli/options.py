@@ -176,6 +176,16 @@ def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]
     return chosen
 
 
+def read_input(text: str) -> str:
+    """A text as it was typed, or all of standard input for "-", without the last line's end."""
+    if text != "-":
+        return text
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"standard input must be UTF-8; got {error.reason}") from error
+
+
 def check_names(names: Iterable[str], known: Iterable[str], what: str) -> None:
     """Refuse names that are not among attnflow's, where no function can be given."""
     for name in names:

@@ -63,8 +63,11 @@ def print_explanation(
     where = f"layer {shown} of {explanation.depth}, position {explanation.position}, {token}"
     print_wrapped(console, f"{where}, read:", "dim")
     if explanation.segments or explanation.graph is None:
-        print_segments(console, explanation, shown)
+        print_segments(console, explanation, shown, asides)
     if explanation.graph is None:
+        said = describe_asides(explanation.tokens, explanation.sinks, asides, "left out", "counts")
+        if said:
+            print_wrapped(console, said, "dim")
         return
     for name, row in rows.items():
         compared = row.compared_with("even", exclude=asides)
