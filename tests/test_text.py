@@ -11,6 +11,7 @@ from attnflow.core.text import (
     join_subwords,
     read_bytes,
     show_token,
+    show_tokens,
     split_shown,
 )
 
@@ -99,3 +100,18 @@ def test_the_letters_for_bytes_are_those_of_gpt2() -> None:
     assert len(LETTERS) == 256 == len(set(LETTERS.values()))
     ((piece, _),) = pretokenizer(add_prefix_space=False, use_regex=False).pre_tokenize_str("“é🔑")
     assert read_bytes(piece) == "“é🔑"
+
+
+@given(st.text(max_size=12), st.data())
+def test_characters_cut_into_pieces_are_shown_whole(text: str, data: st.DataObject) -> None:
+    written = {byte: letter for letter, byte in LETTERS.items()}
+    letters = "".join(written[byte] for byte in text.encode("utf-8", "replace"))
+    tokens = []
+    while letters:
+        size = data.draw(st.integers(1, 4))
+        tokens.append(letters[:size])
+        letters = letters[size:]
+    shown = show_tokens(tokens)
+    assert len(shown) == len(tokens)
+    if text.isprintable() and text.isalnum():
+        assert "".join(shown).replace("·", "") == text.replace("·", "")

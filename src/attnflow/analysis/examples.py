@@ -82,7 +82,7 @@ def read_examples(
             break
     if not examples:
         raise FileError(
-            f"{path} holds no examples: one text per line is needed, and its label after a tab"
-            " where there is one"
+            f"{path} holds no examples: one text per line is needed, and its label after a tab, in"
+            " .csv a comma, where there is one"
         )
     return examples

@@ -157,6 +157,8 @@ def explain(
         raise OptionError(
             f"explain takes one input; got a list of {len(value)}: call it for each,"
             " or use explain_corpus for a file of them"
+            if value
+            else "explain takes one input; got an empty list: give a text, or messages of a chat"
         )
     prompt = read_prompt(model, value, truncation, places=False)
     encoded = prompt.encoded

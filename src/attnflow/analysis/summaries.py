@@ -29,6 +29,7 @@ NOTHING = 0.005  # a change of probability below this is told as none
 LITTLE = 0.1  # what is left of a row below this share is told
 DOUBTFUL = 0.3  # a rank correlation with blank-out below this is told as a doubt
 WIDTH = 40  # characters of a word
+MARKED = re.compile(r"\[[A-Z]+\]|<\S+>")
 PATCH = re.compile(r"(\d+),(\d+)")
 
 
@@ -287,9 +288,14 @@ def tell_asides(special: Sequence[bool], sinks: Sequence[Sink], position: int | 
 
 
 def name_word(word: str) -> str:
-    """A word inside a sentence: without marks around it, and quoted where nothing else is left."""
+    """A word inside a sentence: without marks around it, and quoted where nothing else is left.
+
+    >>> name_word("(key),"), name_word("[UNK]的[UNK]")
+    ('key', '“[UNK]的[UNK]”')
+    """
     shown = show_token(word)
-    inner = re.sub(r"^[^\w\\]+|[^\w]+$", "", shown) or shown  # a backslash begins an escape
+    # a backslash begins an escape, and brackets belong to [UNK]
+    inner = shown if MARKED.search(shown) else re.sub(r"^[^\w\\]+|[^\w]+$", "", shown) or shown
     inner = inner if len(inner) <= WIDTH else f"{inner[: WIDTH - 1]}…"
     return quote(inner)
 

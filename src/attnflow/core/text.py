@@ -20,6 +20,7 @@ PIECES = re.compile(
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 LETTERS = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): b for i, b in enumerate(OTHERS)}
+LONGEST_CHARACTER = 8  # tokens: 4 bytes, and what begins or ends beside them
 JOINERS = "\u200c\u200d"  # what joins or parts two letters (Persian, Hindi), or builds an emoji
 
 # English function words: rollout favours them, because nearly every token looks at them
@@ -73,6 +74,36 @@ def show_token(token: str) -> str:
     ['key', 's', '\\n', '␣', '∅', '\\x1b[31m']
     """
     return "".join(split_shown(token))
+
+
+def show_tokens(tokens: Sequence[str]) -> list[str]:
+    """Tokens that follow one another, each as `show_token` gives it, with whole characters.
+
+    >>> show_tokens(["ĠðŁ", "Ķ", "ĳ", "s", "é"])
+    ['🔑', '·', '·', 's', 'é']
+    """
+    return [show_token(token) for token in join_pieces(tokens)]
+
+
+def join_pieces(tokens: Sequence[str]) -> list[str]:
+    """Tokens; of several that hold a character's bytes, all with the first, the others "·"."""
+    joined: list[str] = []
+    while len(joined) < len(tokens):
+        place = len(joined)
+        count = count_pieces(tokens[place : place + LONGEST_CHARACTER])
+        joined += ["".join(tokens[place : place + count]), *["·"] * (count - 1)]
+    return joined
+
+
+def count_pieces(tokens: Sequence[str]) -> int:
+    """How many of the first tokens together hold whole characters; 1 if none do, or the first."""
+    first = tokens[0]
+    if not first.isascii() and LETTERS.keys() >= set(first) and read_bytes(first) == first:
+        for count in range(2, len(tokens) + 1):
+            whole = "".join(tokens[:count])
+            if read_bytes(whole) != whole:
+                return count
+    return 1
 
 
 def split_shown(token: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from attnflow.core.arrays import Floats
-from attnflow.core.text import split_shown
+from attnflow.core.text import join_pieces, split_shown
 from attnflow.show.colours import AGAINST, RAMP
 from attnflow.show.drawing import FONT, TITLES, find_figure, make_figure
 
@@ -122,7 +122,8 @@ def label_tokens(tokens: Iterable[str], longest: int = LABEL_LENGTH) -> list[str
     ['key', 'to', 's', '\\n', '\\u200b', 'xxxxxxxxxxxxxxx…']
     """
     drawable = list_glyphs()
-    return [label_token(token, drawable, longest) for token in tokens]
+    whole = join_pieces(list(map(str, tokens)))
+    return [label_token(token, drawable, longest) for token in whole]
 
 
 def list_glyphs() -> set[int]:

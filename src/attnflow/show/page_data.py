@@ -18,7 +18,7 @@ from attnflow.core.comparison import DOUBLINGS
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group, list_words
 from attnflow.core.requests import EVEN, WORTH_A_WARNING
-from attnflow.core.text import number_marked, number_sentences, show_token
+from attnflow.core.text import number_marked, number_sentences, show_token, show_tokens
 from attnflow.edges.choosing import name_result
 from attnflow.errors import printable
 from attnflow.notices import ignore_notices
@@ -259,7 +259,7 @@ def describe_tokens(tokens: Iterable[str], special: Iterable[bool]) -> Data:
     names = list(tokens)
     return {
         "tokens": names,
-        "names": [show_token(token) for token in names],
+        "names": show_tokens(names),
         "special": [int(mark) for mark in special],
         "colours": COLOURS,
         "limits": LIMITS,

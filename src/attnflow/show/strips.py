@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnflow.core.arrays import Floats
-from attnflow.core.text import number_marked, show_token
+from attnflow.core.text import number_marked, show_tokens
 
 STEPS = 3  # of shading, above none
 # blue: much of it, or more than expected; orange: against the target, or less than expected
@@ -126,8 +126,8 @@ def join_words(
     """
     numbers = number_marked(tokens) if words is None else words
     joined: list[Text] = []
-    for place, (token, step) in enumerate(zip(tokens, steps, strict=True)):
-        piece = shade(console, show_token(token), step, compared=compared)
+    for place, (shown, step) in enumerate(zip(show_tokens(tokens), steps, strict=True)):
+        piece = shade(console, shown, step, compared=compared)
         same = place > 0 and numbers[place] is not None and numbers[place] == numbers[place - 1]
         if same:
             joined[-1].append_text(piece)

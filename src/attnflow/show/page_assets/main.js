@@ -223,8 +223,9 @@ function tellHeight() {
 }
 
 function buildHeader() {
-  const counts = isGeneration ? `${keys} prompt tokens, ${tokens.length - keys} generated` : `${size.toLocaleString("en")} tokens`;
-  byId("kicker").textContent = ["attnflow", data.model, counts, `${depth} layers`].filter(Boolean).join(" · ");
+  const counted = (/** @type {number} */ count, /** @type {string} */ what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
+  const counts = isGeneration ? `${counted(keys, "prompt token")}, ${tokens.length - keys} generated` : counted(size, "token");
+  byId("kicker").textContent = ["attnflow", data.model, counts, counted(depth, "layer")].filter(Boolean).join(" · ");
   byId("answer").textContent = data.summary;
   document.title = `attnflow: ${shortened(data.text || data.prediction?.[0] || data.model || "token attention", 60)}`;
   const notes = [...data.notes, ...(isGeneration ? [] : [NORMALISED[data.normalize ?? "none"]]), ...graphs.map(({ edges, residual, isInside }) => isInside ? `The ${edges} edges hold the residual.` : `Residual of ${edges}: ${residual}.`), "Numbers are right to 0.001; they travel in this file as 16-bit floats.", data.source];
