@@ -38,8 +38,8 @@ UNCHANGED = Mixture(inner=0.0, grammar=0.0, variants={"plain": 1.0}, flipped=0.0
 # what the paper says of its training is the blocks: GPT-2's, which start at 0.02 and drop a tenth
 PLAIN = Recipe(
     "plain",
-    steps=2000,
-    batch=32,
+    steps=3000,
+    batch=64,
     average=None,
     smoothing=0.0,
     attention_dropout=0.1,
@@ -59,7 +59,7 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "blank-loss": ("blank_loss",),
         "augmentation": ("mixture", "tag"),
         "initialisation": ("embedding", "position", "linear", "shared"),
-        "length": ("steps", "batch"),
+        "length": ("steps",),
         "regularisation": ("average", "smoothing", "attention_dropout", "blank"),
     }
 )
