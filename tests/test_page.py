@@ -152,7 +152,7 @@ def test_sinks_are_named_left_out_and_shown_on_request(visit: Open) -> None:
     assert [sink.position for sink in found.sinks] == [0]
     tab = visit(explanation_page(found))
     share = f"{100 * found.sinks[0].share:.0f} %"
-    assert text_of(tab, "#sinks-text").startswith(f"t0 (position 0) holds {share} of every row")
+    assert text_of(tab, "#sinks-text").startswith(f"t0 (position 0) holds {share} of all attention")
     assert colours(tab)[0] is None
     assert "t0" not in [
         each.split("\n")[0] for each in tab.locator("#card-list li").all_inner_texts()

@@ -229,7 +229,7 @@ def test_sinks_are_named_with_their_share() -> None:
     made = console()
     print_explanation(made, found)
     assert read(made).splitlines()[-1] == (
-        "not shaded: <s> (45 % of every row), 4; --exclude none shades all"
+        "not shaded: <s> (45 % of all attention), 4; --exclude none shades all"
     )
 
 

@@ -165,7 +165,7 @@ def describe_asides(
     """Which tokens are not shaded, and what sinks hold; empty if all are shaded."""
     held = {sink.position: sink.share for sink in sinks}
     told = [
-        f"{show_token(tokens[at])} ({format_percent(held[at])} of every row)"
+        f"{show_token(tokens[at])} ({format_percent(held[at])} of all attention)"
         for at in held
         if at in asides
     ]

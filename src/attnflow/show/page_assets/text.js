@@ -144,7 +144,7 @@ function paintLegend() {
 
 function paintLines() {
   const found = data.sinks.filter(([key]) => key < keys), rest = data.asides.filter((key) => !sinks.has(key));
-  const held = found.map(([key, share]) => `${isolated(names[key])} ${found.length + rest.length > 1 || names.indexOf(names[key]) !== names.lastIndexOf(names[key]) ? `(position ${key}) ` : ""}holds ${percent(share)} of every row`);
+  const held = found.map(([key, share]) => `${isolated(names[key])} ${found.length + rest.length > 1 || names.indexOf(names[key]) !== names.lastIndexOf(names[key]) ? `(position ${key}) ` : ""}holds ${percent(share)} of all attention`);
   const also = rest.length ? [`${found.length ? "also left out: " : ""}${rest.slice(0, 4).map((key) => `${isolated(names[key])} (position ${key})`).join(", ")}${rest.length > 4 ? ` and ${rest.length - 4} more` : ""}`] : [];
   byId("sinks").hidden = !asides.size;
   byId("sinks-text").textContent = [...held.slice(0, 4), ...(held.length > 4 ? [`${held.length - 4} more sinks`] : []), ...also].join("; ") + (state.sinks ? " · coloured" : " · not coloured");
