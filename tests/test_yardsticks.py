@@ -331,4 +331,4 @@ def test_the_command_measures_texts(
     assert "| deletion | unknown | removal |" in shown
     assert "by Holm over 9 comparisons" in shown
     assert inside(monkeypatch, *command, *options[:2], "--target-of", "odds") == 2
-    assert "unknown target_of='odds'" in capsys.readouterr().err
+    assert "unknown --target-of odds" in capsys.readouterr().err
