@@ -517,7 +517,7 @@ def test_a_long_input_is_explained_by_rows(
     np.testing.assert_allclose(found.witnesses.values, witnessed.values, atol=1e-6)
     assert found.sinks == af.sinks(found.witnesses)
     assert found.first == "rollout"
-    assert any("rows are of attention alone; edges=['contribution'" in note for note in found.notes)
+    assert any("rows are of attention alone; asked for with" in note for note in found.notes)
     found = af.explain(LONG, model=writer, edges=["contribution", "attention"])
     assert found.graph is None
     assert found.graphs == {}
