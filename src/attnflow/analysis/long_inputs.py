@@ -57,8 +57,8 @@ def plan_rows(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
         )
     if list(plan) == ["attention"]:
         notes.append(
-            "rows are of attention alone; asked for with contribution and attention edges, they also"
-            " say what was taken, and take some times as long"
+            "rows are of attention alone; asked for with contribution and attention edges, they"
+            " also say what was taken, and take some times as long"
         )
     return kept, tuple(notes)
 

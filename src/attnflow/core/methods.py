@@ -1,7 +1,6 @@
 """Raw attention, attention rollout and attention flow: a graph in, token attention out."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def raw(
     def compute(graph: AttentionGraph) -> Floats:
         return ask.sum_groups(graph.weight_rows(ask.layers, ask.positions))
 
-    return replace(ask.answer(compute), bottom=None)
+    return ask.answer(compute, one_layer=True)
 
 
 def rollout(
@@ -267,7 +266,7 @@ def max_flow(
         places,
         capacity,
         name_positions(graph),
-        provenance=replace(graph.source, method="max_flow"),
+        provenance=graph.source.by_method("max_flow"),
     )
 
 

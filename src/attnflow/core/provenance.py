@@ -65,6 +65,12 @@ class Source:
     residual: float | None = None
     heads: str | None = None
 
+    def by_method(self, method: str) -> "Source":
+        """The same for a result of this method; quicker than `replace`, as there is one per row."""
+        named = object.__new__(Source)
+        named.__dict__.update(self.__dict__, method=method)
+        return named
+
     def to_dict(self) -> dict[str, Any]:
         """All fields by their names, ready for JSON."""
         content = {item.name: getattr(self, item.name) for item in fields(self)}

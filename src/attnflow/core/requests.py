@@ -1,7 +1,7 @@
 """What is asked of a method: read, checked, answered by a named result; and its warnings."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -138,6 +138,8 @@ class Request:
         self,
         compute: Callable[[AttentionGraph], Floats],
         find_limits: Callable[[Floats], Codes] | None = None,
+        *,
+        one_layer: bool = False,
     ) -> TokenAttention:
         """Compute values [layer, query, key], normalise them, and make a named result of them.
 
@@ -148,6 +150,8 @@ class Request:
             normalize="receptive_field" also for its uniform counterpart.
         find_limits
             Gives what limits the values, before they are normalised, as indices into `LIMITS`.
+        one_layer
+            Whether keys are positions of the layer below each layer, not of `bottom`.
         """
         values = compute(self.graph)
         limits = None if find_limits is None else find_limits(values)
@@ -164,7 +168,7 @@ class Request:
             method=self.method,
             layers=self.layers,
             positions=self.positions,
-            bottom=self.bottom,
+            bottom=None if one_layer else self.bottom,
             tokens=tokens if self.groups is None else tuple(group.name for group in self.groups),
             queries=tuple(tokens[position] for position in self.positions),
             causal=self.graph.causal,
@@ -176,7 +180,7 @@ class Request:
             removed=self.graph.removed,
             size=self.graph.size,
             edges=self.graph.edge_name,
-            source=replace(self.graph.source, method=self.method),
+            source=self.graph.source.by_method(self.method),
         )
 
 
