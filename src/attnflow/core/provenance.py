@@ -66,7 +66,13 @@ class Source:
     heads: str | None = None
 
     def by_method(self, method: str) -> "Source":
-        """The same for a result of this method; quicker than `replace`, as there is one per row."""
+        """The same for a result of this method; quicker than `replace`, as there is one per row.
+
+        Parameters
+        ----------
+        method
+            The name of the method.
+        """
         named = object.__new__(Source)
         named.__dict__.update(self.__dict__, method=method)
         return named
