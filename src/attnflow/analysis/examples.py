@@ -32,13 +32,7 @@ def check_example(model: Model, place: str, text: Any, label: Any) -> Encoded:
 
 def split_line(path: str | os.PathLike[str], number: int, line: str) -> list[str]:
     """The cells of a line: after tabs, or as a .csv file quotes them."""
-    suffixes = Path(path).suffixes
-    if not {".json", ".jsonl", ".parquet"}.isdisjoint(suffixes):
-        raise FileError(
-            f"{path}: texts are read one per line, from .tsv, .csv or .txt; for {suffixes[0]} use"
-            " attnflow corpus run"
-        )
-    if ".csv" not in suffixes:
+    if ".csv" not in Path(path).suffixes:
         return line.split("\t")
     try:
         return next(csv.reader([line], strict=True))
@@ -54,6 +48,12 @@ def read_examples(
     A header (text or sentence, and label) may name the columns. What the model cannot take is
     refused by file and line.
     """
+    other = {".json", ".jsonl", ".parquet"}.intersection(Path(path).suffixes)
+    if other:
+        raise FileError(
+            f"{path}: texts are read one per line, from .tsv, .csv or .txt; for {other.pop()} use"
+            " attnflow corpus run"
+        )
     text, label, width = 0, 1, None
     examples: list[Any] = []
     for number, line in read_lines(path):

@@ -9,6 +9,7 @@ import numpy as np
 
 from attnflow.analysis.explanation import Explanation
 from attnflow.analysis.summaries import find_asides, list_positions
+from attnflow.capturing.spans import shorten
 from attnflow.core.arrays import Floats
 from attnflow.core.files import Writer
 from attnflow.core.formatting import Panel
@@ -331,11 +332,6 @@ def align(left: Sequence[str], right: Sequence[str]) -> Iterator[Places]:
                 start + step if start + step < end else None,
                 begin + step if begin + step < stop else None,
             )
-
-
-def shorten(text: str, most: int = 60) -> str:
-    """At most so many characters of a text."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def fill_cell(number: float | None, sign: str = "") -> str:

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 SPACES = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 # only where something is left: "##" and "###" are headings, not rests of words
 PIECES = re.compile(
-    r"^##(?=[^#\s])|(?<=[^@])@@\Z|(?<=.)</w>\Z|(?<=[^\sĠ▁])/(?:NN|NNS|NNP|VBG|VBN|RB|JJ|CD|\[UNK\])\Z",
+    r"^##(?=[^#\s])|(?<=[^@])@@\Z|(?<=.)</w>\Z"
+    r"|(?<=[^\sĠ▁])/(?:NN|NNS|NNP|VBG|VBN|RB|JJ|CD|\[UNK\])\Z",
     re.DOTALL,
 )
 # GPT-2's letters for bytes: those that print stand for themselves, the others follow from 256 on

@@ -26,8 +26,9 @@ def print_segments(
     folds = bool(explanation.segments) and "receptive_field" not in normalizations
     rows = []
     for name in explanation.results:
-        row = explanation.row(name, layer, by_segment=folds)
-        if explanation.graph is None:
+        if explanation.graph is not None:
+            row = explanation.row(name, layer, by_segment=folds)
+        else:
             row = leave_out(explanation.row(name, layer), asides)
             row = sum_segments(row, explanation.segments) if folds else row
         rows.append(replace(row, method=name, tokens=tuple(map(shorten, row.tokens))))
