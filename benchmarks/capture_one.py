@@ -1,8 +1,8 @@
-"""One measurement of capture or of generation, printed as JSON; to be run in a fresh process on one thread, by capture.py:
+"""One measurement of capture or of generation, printed as JSON. capture.py runs it in a fresh process on one thread:
 
-python benchmarks/capture_one.py times SHAPE TOKENS ROUNDS            seconds of each way to get the weights, turn by turn
+python benchmarks/capture_one.py times SHAPE TOKENS ROUNDS            seconds of each way to get the weights, in turns
 python benchmarks/capture_one.py memory SHAPE TOKENS WAY              the peak of one way, in MB above the loaded model
-python benchmarks/capture_one.py generation PROMPTS NEW ROUNDS        seconds with SmolLM2; PROMPTS: tokens of each, as in 64,512
+python benchmarks/capture_one.py generation PROMPTS NEW ROUNDS        seconds with SmolLM2; PROMPTS: their tokens, as in 64,512
 """
 
 import os
@@ -29,7 +29,7 @@ from inputs import PARAGRAPHS, SEED, folder_of
 from memory import peak_above_start
 
 VOCABULARY = 1000
-SCRATCH = 3  # steps of recomputing that are measured, of all
+SCRATCH = 3  # measured steps of recomputing; their mean stands for all
 Weights = npt.NDArray[np.float32]
 
 
@@ -58,7 +58,7 @@ def configuration(shape: str) -> Any:
 
 
 def model_of(shape: str, implementation: str) -> Any:
-    """A model with seeded random weights, the same whatever the implementation of attention."""
+    """A model with seeded random weights, which are the same for every implementation of attention."""
     import torch
     import transformers
 
@@ -85,13 +85,13 @@ def forward(model: Any, ids: Any) -> Any:
 
 
 def captured(model: Any, ids: Any) -> Weights:
-    """[layer, query, key] by attnflow."""
+    """[layer, query, key] from attnflow."""
     weights: Weights = af.capture(af.Model(model), ids).weights
     return weights[:, 0]
 
 
 def returned(model: Any, ids: Any) -> tuple[Any, ...]:
-    """What the model returns itself: [1, head, query, key] of each layer."""
+    """The weights that the model returns: [1, head, query, key] of each layer."""
     import torch
 
     with torch.no_grad():
@@ -104,7 +104,7 @@ def fused(layers: tuple[Any, ...]) -> Weights:
 
 
 def timed(task: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of a task, and what it gives."""
+    """The seconds of a task, and its result."""
     begun = time.perf_counter()
     result = task()
     return time.perf_counter() - begun, result
@@ -141,12 +141,12 @@ def memory(shape: str, size: int, way: str) -> dict[str, float]:
     ways[way](some_ids(16))
     ids = some_ids(size)
     kept = model.config.num_hidden_layers * size**2 * 4 / 1e6
-    block = sys.modules["attnflow.models.weighing"].BLOCK_SCORES * 4 / 1e6
+    block = sys.modules["attnflow.models.attention_weights"].BLOCK_SCORES * 4 / 1e6
     return {"peak": peak_above_start(lambda: ways[way](ids)), "kept": kept, "block": block}
 
 
 def generation(sizes: list[int], new: int, rounds: int) -> list[dict[str, float]]:
-    """Seconds of generating, of rolling out, and of recomputing each step from scratch, for each number of prompt tokens."""
+    """For each prompt length, seconds of generating, of rolling out, and of recomputing each step from scratch."""
     import torch
     import transformers
 
@@ -204,7 +204,7 @@ def generation(sizes: list[int], new: int, rounds: int) -> list[dict[str, float]
 
 
 def recomputed(model: af.Model, ids: list[int]) -> af.TokenAttention:
-    """The rollout of a whole sequence, captured anew."""
+    """The rollout of a whole sequence, captured again."""
     return af.rollout(af.capture(model, ids))
 
 

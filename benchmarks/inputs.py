@@ -1,4 +1,4 @@
-"""Attention for the benchmark, [layer, query, key] in float64 with rows that sum to 1: of real models on English text, and random."""
+"""Attention for the benchmarks, [layer, query, key] in float64 with rows that sum to 1: of real models on English text, and random."""
 
 import os
 
@@ -22,7 +22,7 @@ SEED = 20
 
 
 def folder_of(package: str) -> Path:
-    """Where a package lies, without importing it: only the model inside is wanted."""
+    """The folder of a package, found without importing it: only the model inside is needed."""
     found = find_spec(package)
     if found is None or found.origin is None:
         raise SystemExit(f"the package {package} is not installed: make bench installs it")
@@ -31,7 +31,7 @@ def folder_of(package: str) -> Path:
 
 @cache
 def load(package: str, folder: str = "", **options: str) -> tuple[Any, Any]:
-    """A model that an installed package carries, and its tokenizer, without a word on the terminal."""
+    """A model that an installed package carries, and its tokenizer, loaded without output on the terminal."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -44,7 +44,7 @@ def load(package: str, folder: str = "", **options: str) -> tuple[Any, Any]:
 
 
 def attention_of(model: Any, tokenizer: Any, text: str, size: int) -> Floats:
-    """The model's attention on the text cut to so many tokens, mean over heads."""
+    """The model's attention on the text cut to this many tokens, mean over heads."""
     import torch
 
     ids = tokenizer(text, truncation=True, max_length=size, return_tensors="pt").input_ids

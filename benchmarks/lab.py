@@ -1,4 +1,4 @@
-"""The laboratory: how long Table 1 takes and where the time goes; blank-out against a loop over tokens. Run from the repository root:
+"""The cost of the experiments: how long Table 1 takes and where the time goes; blank-out against a loop over tokens. Run from the repository root:
 
 python benchmarks/lab.py            2,000 sentences, written to benchmarks/results/
 python benchmarks/lab.py --quick    200 sentences, printed only
@@ -29,7 +29,7 @@ COUNT, ROUNDS = 100, 3  # sentences of the blank-out measurement
 
 
 def table_1(limit: int) -> tuple[float, dict[str, float], list[str]]:
-    """Seconds of the whole command in a process of its own; of its parts, as the command prints them; and its command line."""
+    """Seconds of the whole command, run in its own process; of its parts, as the command prints them; and its command line."""
     command = [
         sys.executable,
         "-m",
@@ -55,7 +55,7 @@ def table_1(limit: int) -> tuple[float, dict[str, float], list[str]]:
 
 
 def loop(model: af.Model, text: str) -> list[float]:
-    """Blank-out as one writes it first: one forward pass a token."""
+    """Blank-out by the simplest code: one forward pass per token."""
     ids = list(model.encode(text).ids)
     with torch.no_grad():
         before = model.model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
@@ -69,7 +69,7 @@ def loop(model: af.Model, text: str) -> list[float]:
 
 
 def blank_out() -> list[Figure]:
-    """One sentence after another by the loop, by blank_out one at a time, and by blank_out given all of them; in turns."""
+    """Sentences by the loop, by blank_out one at a time, and by blank_out on all of them; in turns."""
     model = af.load("verb-number")
     texts = [each.text for each in islice(grammar.sentences(seed=1), COUNT)]
     worst = max(
@@ -101,7 +101,7 @@ def blank_out() -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(description="Measure the laboratory.")
     parser.add_argument("--quick", action="store_true", help="fewer sentences; nothing is written")
     quick = parser.parse_args().quick

@@ -1,10 +1,10 @@
-"""Rollout of long inputs: rows and segments against the model's own attention, and against what a user does today. Run from the repository root:
+"""Rollout of long inputs: rows and segments against the model's own attention, and against code without attnflow. Run from the repository root:
 
     python benchmarks/long.py            all measurements, written to benchmarks/results/
     python benchmarks/long.py --short    the same lengths with fewer layers, written too
     python benchmarks/long.py --quick    the same tables from smaller sizes, printed only
 
-With --answers FILE, what was measured is kept there, and a run that was stopped resumes. Each measurement runs in a fresh process on one thread (long_one.py). Seconds are of the CPU, and what is compared is measured in one run.
+With --answers FILE, measurements are kept there, and an interrupted run resumes. Each measurement runs in a fresh process on one thread (long_one.py). Seconds are CPU time; figures that are compared come from one run.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from pathlib import Path
 from sheets import HERE, Figure, Sheet, environment_of, figure_sheet, publish, say, show
 
 Found = dict[str, float]
-ROWS_LIMIT, SEGMENTS_LIMIT = 4.0, 1.2  # at most: times the attention part
-MEMORY_LIMIT = 1.2  # at most: times the queries and keys kept, above the forward pass
+ROWS_LIMIT, SEGMENTS_LIMIT = 4.0, 1.2  # at most: multiples of the attention part
+MEMORY_LIMIT = 1.2  # at most: multiples of the queries and keys kept, above the forward pass
 DIFFERENCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: tokens with layers; the longest, rows only; one layer; equality; rows on edges; today's sizes with layers and GB."""
+    """How much to measure: tokens with layers; the longest, rows only; one layer; equality; rows on edges; sizes without attnflow, with layers and GB."""
 
     lengths: tuple[tuple[int, int], ...]
     longest: tuple[int, int]
@@ -44,7 +44,7 @@ QUICK = Effort(((512, 3), (1024, 2)), (2048, 2), 1024, (256, 3), (512, 2), (256,
 
 @dataclass
 class Measurements:
-    """What long_one.py printed, by its arguments; in a file, if there is one."""
+    """What long_one.py printed, by its arguments; kept in a file, if one is given."""
 
     file: Path | None
     done: dict[str, Found]
@@ -68,7 +68,7 @@ def describe(value: float, target: float) -> str:
 
 
 def make_time_sheet(runs: list[tuple[str, Found]]) -> Sheet:
-    """What carrying costs, in multiples of the attention of the same run."""
+    """The cost of rows and segments, in multiples of the attention of the same run."""
     rows = []
     for what, run in runs:
         ratio = run["carrying"] / run["attention"]
@@ -182,7 +182,7 @@ def make_edge_sheet(found: dict[str, Found]) -> Sheet:
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(description="Measure rollout of long inputs.")
     parser.add_argument("--quick", action="store_true", help="smaller sizes; nothing is written")
     parser.add_argument("--short", action="store_true", help="fewer layers")

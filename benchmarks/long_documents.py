@@ -1,10 +1,10 @@
-"""Which of the documents in a long prompt did the answer read? SmolLM2 on a prompt of documents, one of which holds a fact:
+"""Which of the documents in a long prompt did the answer read? SmolLM2 reads documents, one of which holds a fact:
 
     python benchmarks/long_documents.py                   printed, and written to benchmarks/results/
-    python benchmarks/long_documents.py --answers FILE    the same from what was measured before, or kept there for the next time
+    python benchmarks/long_documents.py --answers FILE    the same, with measurements read from a file and kept in it
 
-The documents are topics of the Python reference, which every Python brings along. The judge is blank-out of whole documents: how far the
-log-probability of the answer falls when a document is left out of the prompt.
+The documents are topics of the Python reference, which ships with every Python. Scores are compared with blank-out of whole documents: how far
+the log-probability of the answer falls when a document is left out of the prompt.
 """
 
 import os
@@ -27,13 +27,12 @@ import torch
 from scipy.stats import spearmanr
 
 import attnflow as af
-from attnflow.capturing.prompts import read_prompt
-from attnflow.capturing.spans import read_segments
+from attnflow.models.segments import read_segments
 from inputs import folder_of
 from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, show
 
 TOPICS = ("raise", "with", "class", "async", "objects", "identifiers", "for", "subscriptions")
-CHARACTERS = 2200  # of each, up to the end of a line
+CHARACTERS = 2200  # of each document, up to the end of a line
 PLACE = 4  # the document that holds the fact
 FACT = "The password of the library in Lisbon is marmalade.\n"
 QUESTION = "\nQuestion: What is the password of the library in Lisbon?\nAnswer: The password of the library in Lisbon is"
@@ -43,7 +42,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def make_documents() -> dict[str, str]:
-    """The documents by name; one has a line that belongs nowhere."""
+    """The documents by name; one has a line that does not belong there."""
     documents = {}
     for number, topic in enumerate(TOPICS):
         lines = topics[topic].strip()[:CHARACTERS].splitlines()[:-1]
@@ -70,8 +69,7 @@ def score_answer(model: af.Model, prompt: str) -> float:
 
 def find_spans(model: af.Model, prompt: str, documents: dict[str, str]) -> list[list[int]]:
     """The positions of each document."""
-    read = read_prompt(model, prompt, False, places=True)
-    groups = read_segments(read, dict(documents), "positions", ())
+    groups = read_segments(model.encode(prompt), dict(documents), "positions", ())
     return [list(group.positions) for group in groups[: len(documents)]]
 
 
@@ -117,7 +115,7 @@ def draw_bar(value: float, largest: float) -> str:
 
 
 def measure_falls(model: af.Model, names: Sequence[str]) -> dict[str, float]:
-    """The log-probability of the answer without each of these documents; without none for ""."""
+    """The log-probability of the answer without each of these documents; "" leaves out none."""
     documents, found = make_documents(), {}
     for name in names:
         rest = {other: text for other, text in documents.items() if other != name}
@@ -127,7 +125,7 @@ def measure_falls(model: af.Model, names: Sequence[str]) -> dict[str, float]:
 
 
 def measure(known: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All numbers, ready for JSON, as they come; what is known is not measured again."""
+    """All numbers, ready for JSON, as they are measured; known ones are not measured again."""
     found, documents = dict(known), make_documents()
     prompt = write_prompt(documents)
     if {"tokens", "shares", "answers", "edges"} <= set(found):
@@ -149,7 +147,7 @@ def measure(known: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description="Which document did the answer read?")
     parser.add_argument("--answers", type=Path, help="a JSON file to keep measurements in")
     file: Path | None = parser.parse_args().answers

@@ -1,4 +1,4 @@
-"""One measurement of rows or segments of a long input, printed as JSON; to be run in a fresh process on one thread, by long.py:
+"""One measurement of rows or segments of a long input, printed as JSON. long.py runs it in a fresh process on one thread:
 
 python benchmarks/long_one.py forward TOKENS LAYERS     the model alone, without a cache and with the logits of one position
 python benchmarks/long_one.py rows TOKENS LAYERS        32 rows of the top layer
@@ -7,7 +7,7 @@ python benchmarks/long_one.py norm TOKENS LAYERS        one row of the top layer
 python benchmarks/long_one.py contribution TOKENS LAYERS    ... or these, of which a thousandth need not be followed
 python benchmarks/long_one.py kernels TOKENS            one layer's attention, its backward pass, and blocks of queries
 python benchmarks/long_one.py equal TOKENS LAYERS       rows and segments against the matrices
-python benchmarks/long_one.py today TOKENS LAYERS GB    output_attentions=True and products, under a limit of so many GB above the loaded model
+python benchmarks/long_one.py today TOKENS LAYERS GB    output_attentions=True and products, under a limit of GB above the loaded model
 python benchmarks/long_one.py ours TOKENS LAYERS GB     one row, under the same limit
 """
 
@@ -32,8 +32,8 @@ import torch
 import transformers
 
 import attnflow as af
-from attnflow.capturing.carrying import Carrier, Recomputed
-from attnflow.edges import rows
+from attnflow.rows import rows
+from attnflow.rows.products import Carrier, Recomputed
 from inputs import SEED
 from memory import MB, peak_above_start
 
@@ -44,7 +44,7 @@ Clock = dict[str, float]
 
 
 def make_model(layers: int, implementation: str = "sdpa") -> af.Model:
-    """SmolLM2's shape with so many layers, and seeded random weights."""
+    """SmolLM2's shape with the given number of layers, and seeded random weights."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     config = transformers.LlamaConfig(
@@ -59,7 +59,7 @@ def make_model(layers: int, implementation: str = "sdpa") -> af.Model:
     )
     module = transformers.LlamaForCausalLM._from_config(config, attn_implementation=implementation)
     model = af.Model(module.eval())
-    _ = model.probe  # asked once, so not in what is measured
+    _ = model.probe  # done once, so not measured
     return model
 
 
@@ -71,14 +71,14 @@ def make_ids(size: int) -> list[int]:
 
 
 def run_forward(model: af.Model, ids: list[int]) -> None:
-    """The model as a user runs it who wants the next token."""
+    """The model, run for the next token only."""
     with torch.no_grad():
         model.model(torch.tensor([ids]), use_cache=False, logits_to_keep=1)
 
 
 @contextmanager
 def timing() -> Iterator[Clock]:
-    """CPU seconds of the model's own attention, and of what carries rows or segments beside it."""
+    """CPU seconds of the model's own attention, and of carrying rows or segments beside it."""
     clock: Clock = {"attention": 0.0, "carrying": 0.0}
 
     def timed(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ def timing() -> Iterator[Clock]:
 
     attend = transformers.AttentionInterface._global_mapping["sdpa"]
     before: list[tuple[Any, str, Callable[..., Any]]] = [
-        (rows, "roll_down", rows.roll_down),
+        (rows, "carry_down", rows.carry_down),
         (Carrier, "carry_up", Carrier.carry_up),
     ]
     transformers.AttentionInterface._global_mapping["sdpa"] = timed("attention", attend)
@@ -107,7 +107,7 @@ def timing() -> Iterator[Clock]:
 
 
 def measure(task: Callable[[], object]) -> dict[str, float]:
-    """CPU seconds of the parts and of all, and the peak in MB above what is loaded."""
+    """CPU seconds of the parts and in total, and the peak in MB above the loaded model."""
     with timing() as clock:
         begun = time.process_time()
         peak = peak_above_start(task)
@@ -142,7 +142,7 @@ def measure_length(what: str, tokens: int, layers: int) -> dict[str, float]:
 
 
 def measure_kernels(tokens: int) -> dict[str, float]:
-    """CPU seconds of one layer's attention, of its backward pass for rows, and of blocks; how far apart they are."""
+    """CPU seconds of one layer's attention, of its backward pass for rows, and of blocks; and the differences of their results."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     query = torch.randn(1, HEADS, tokens, WIDTH)
@@ -196,7 +196,7 @@ def measure_equality(tokens: int, layers: int) -> dict[str, float]:
 
 
 def run_today(model: af.Model, ids: list[int]) -> object:
-    """What a user does without attnflow: all weights, then products of matrices."""
+    """The code without attnflow: all weights, then products of matrices."""
     with torch.no_grad():
         output = model.model(
             torch.tensor([ids]), output_attentions=True, use_cache=False, logits_to_keep=1
@@ -208,7 +208,7 @@ def run_today(model: af.Model, ids: list[int]) -> object:
 
 
 def measure_limited(what: str, tokens: int, layers: int, gigabytes: float) -> dict[str, float]:
-    """CPU seconds and peak of one row of rollout; only a mark where memory does not suffice."""
+    """CPU seconds and peak of one row of rollout; only a mark if memory does not suffice."""
     model, ids = make_model(layers, "eager" if what == "today" else "sdpa"), make_ids(tokens)
     most = psutil.Process().memory_info().vms + int(gigabytes * 1e9)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -231,7 +231,7 @@ def measure_limited(what: str, tokens: int, layers: int, gigabytes: float) -> di
 
 
 def main() -> None:
-    """One measurement."""
+    """Run one measurement."""
     what, *numbers = sys.argv[1:]
     sizes = [int(number) for number in numbers]
     measures: dict[str, Callable[..., dict[str, float]]] = {

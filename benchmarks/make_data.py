@@ -1,4 +1,4 @@
-"""Write the real attention that the repository carries: for the tests.
+"""Write the real attention that the tests use.
 
 python benchmarks/make_data.py
 """

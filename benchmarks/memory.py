@@ -1,11 +1,11 @@
-"""The memory of one row, printed; to be run in a fresh process, as benchmarks/flow.py does:
+"""The memory of one row, printed. benchmarks/flow.py runs it in a fresh process:
 
-    memory.py weights               flow at 24 x 512, in MB above its weights, with the making of the graph
+    memory.py weights               flow at 24 x 512, in MB above its weights, including the making of the graph
     memory.py graph                 the same above its graph: the flow alone
     memory.py rollout 30 4000       the peak of the whole process, in multiples of the weights that it
     memory.py flow 30 4000          holds: 30 layers, 4,000 tokens, float32, causal as a decoder's
 
-A causal graph has no waist (flows.py), so flow searches all of it: that takes the most memory. Another thread looks at the resident
+A causal graph has no waist (solve.py), so flow searches all of it, which takes the most memory. Another thread reads the resident
 memory every 2 ms; kernels release the GIL.
 """
 
@@ -26,7 +26,7 @@ DEPTH, SIZE = 24, 512
 
 
 def peak_above_start(task: Callable[[], object]) -> float:
-    """The highest resident memory while the task runs, in MB above what it was before."""
+    """The highest resident memory while the task runs, in MB above that before."""
     process, done = psutil.Process(), threading.Event()
     before = process.memory_info().rss
     seen = [before]
@@ -74,7 +74,7 @@ def measure_row(method: str, depth: int, size: int) -> float:
 
 
 def measure_flow(given: str) -> float:
-    """The memory of a row of flow above what is given, in MB."""
+    """The memory of a row of flow, in MB above what is given."""
     row(af.AttentionGraph(random(DEPTH, 16, 1.0)))  # loads the kernels
     weights = random(DEPTH, SIZE, 1.0)
     graph = af.AttentionGraph(weights) if given == "graph" else None

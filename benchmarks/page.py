@@ -19,7 +19,8 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 
 import attnflow as af
-from attnflow.show.page import explanation_page
+from attnflow.analysis.page.page import describe_explanation
+from attnflow.show.page.page import fill_page
 from sheets import HERE, Figure, environment_of, figure_sheet, publish, say, show
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -47,7 +48,7 @@ HOVERED = """async (place) => {
   await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   return [performance.now() - began, Number(token.dataset.key), document.getElementById("card-focus").textContent];
 }"""
-VIEWS = ("text-section", "matrix-section", "paths-section")  # in sight while the pointer moves
+VIEWS = ("text-section", "matrix-section", "paths-section")  # in view while the pointer moves
 
 
 def explanation(depth: int, size: int) -> af.Explanation:
@@ -64,7 +65,7 @@ def explanation(depth: int, size: int) -> af.Explanation:
 
 
 def load(tab: Page, address: str) -> float:
-    """Seconds from asking for the page until it is ready."""
+    """Seconds from the request for the page until it is ready."""
     began = time.perf_counter()
     tab.goto(address)
     tab.wait_for_selector("body[data-ready]")
@@ -76,11 +77,11 @@ def measure(depth: int, size: int) -> list[Figure]:
     say(f"an explanation of {depth} layers x {size} tokens")
     found = explanation(depth, size)
     began = time.perf_counter()
-    html = explanation_page(found)
+    html = fill_page(describe_explanation(found))
     building = time.perf_counter() - began
     assets = sum(
         len(each.read_bytes())
-        for each in (files("attnflow.show") / "page_assets").iterdir()
+        for each in (files("attnflow.show.page") / "assets").iterdir()
         if each.is_file()
     )
     points = np.random.default_rng(1).random(HOVERS // len(VIEWS)).tolist()
@@ -95,7 +96,7 @@ def measure(depth: int, size: int) -> list[Figure]:
         hovers, worst = [], 0.0
         for view in VIEWS:
             tab.evaluate("id => document.getElementById(id).scrollIntoView()", view)
-            tab.wait_for_timeout(1000)  # what comes into sight is painted
+            tab.wait_for_timeout(1000)  # newly visible parts are painted
             for point in points:
                 took, key, told = tab.evaluate(HOVERED, point)
                 hovers.append(float(took))
@@ -115,7 +116,7 @@ def measure(depth: int, size: int) -> list[Figure]:
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(description="Measure the page in Chromium.")
     parser.add_argument("--quick", action="store_true", help="a smaller graph; nothing is written")
     quick = parser.parse_args().quick

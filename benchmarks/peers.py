@@ -1,8 +1,8 @@
 """The maximum-flow solvers that attnflow is compared with, each in its best case.
 
-A solver gets the graph down from the source's layer only, without edges of capacity 0, built once for each layer; building is not
-timed. What the solver's API makes necessary again for every pair is timed: networkx and scipy make a residual graph, igraph reads
-the capacities from its edge attribute, ortools prepares its arcs, and PyMaxflow needs a copy, as it solves in place.
+A solver gets the graph from the source's layer downwards, without edges of capacity 0, built once for each layer; building is not
+timed. What a solver's API requires again for every pair is timed: networkx and scipy make a residual graph, igraph reads
+the capacities from its edge attribute, ortools prepares its arcs, and PyMaxflow needs a copy, since it solves in place.
 """
 
 import time
@@ -102,7 +102,7 @@ PEERS: dict[str, Build] = {
 EXACT_AND_FAST = (
     "igraph",
     "ortools",
-)  # the faster of these two is what the targets are set against
+)  # targets refer to the faster of these two
 MOST_ARCS = {
     EDMONDS_KARP: 6 * 128 * 128
 }  # beyond this a single pair takes longer than about 30 seconds
@@ -117,7 +117,7 @@ class Peer:
     solvers: dict[int, Solver] = field(default_factory=dict)  # by the source's layer
 
     def pair(self, layer: int, source: int, target: int) -> tuple[float, float]:
-        """The maximum flow from (layer, source) to (0, target), and the seconds that it took."""
+        """The maximum flow from (layer, source) to (0, target), and the seconds it took."""
         size = self.edges.shape[1]  # node (layer, position) has number layer * size + position
         if layer not in self.solvers:
             below, query, key = np.nonzero(self.edges[:layer])

@@ -1,11 +1,11 @@
-"""Which methods find the tokens that are known to matter: planted models, and sanity.
+"""Which methods find the tokens of planted models, and do rankings notice randomised weights?
 
 python benchmarks/planted.py
 
-For each planted model, examples of it; for each kind of edges and method, the top layer at CLS, CLS itself
-left out. Precision at k: the share of true tokens among the k with the highest scores, k being their number;
-where scores tie at the k-th place, its mean over all orders of the ties. AUPRC: average precision. Then how
-far rankings of the verb-number model change when its weights are randomised from the top.
+For each planted model, its examples are scored by each kind of edges and method, in the top layer at CLS; CLS itself
+is left out. Precision at k is the share of true tokens among the k with the highest scores, where k is the number of
+true tokens; ties at the k-th place count by the mean over their orders. AUPRC is average precision. A second table
+shows how far rankings of the verb-number model change when its weights are randomised from the top.
 """
 
 import os
@@ -26,26 +26,26 @@ from sheets import HERE, say
 EXAMPLES = 200
 RANDOM_ORDERS = 10
 SENTENCES, SEEDS = 40, (0, 1, 2)
-DIGITS = 5  # scores that agree to so many digits of the largest tie: float32 has no more to say
+DIGITS = 5  # scores that agree to this many digits of the largest are tied: float32 holds no more
 
 
 def tie(scores: Any) -> Any:
-    """Scores with rounding taken away."""
+    """Scores without rounding errors."""
     largest = np.abs(scores).max()
     return np.round(scores / largest, DIGITS) if largest > 0 else scores
 
 
 def precision_at_k(scores: Any, true: Any) -> float:
-    """The share of true tokens among the k first, k being their number. true: [token], bool."""
+    """The share of true tokens among the first k, where k is their number. true: [token], bool."""
     k = int(true.sum())
     limit = np.sort(scores)[-k]
     above, level = scores > limit, scores == limit
-    left = k - above.sum()  # places that are shared by those at the limit
+    left = k - above.sum()  # places shared by the scores at the limit
     return float((true[above].sum() + true[level].mean() * left) / k)
 
 
 def average_precision(scores: Any, true: Any) -> float:
-    """The area under the curve of precision over recall, a step for each different score."""
+    """The area under the curve of precision over recall, with a step for each different score."""
     total, before = 0.0, 0
     for limit in np.unique(scores)[::-1]:
         chosen = scores >= limit
@@ -95,7 +95,7 @@ def average(pairs: list[tuple[Any, Any]]) -> tuple[float, float]:
 
 
 def report_truth(found: dict[str, dict[str, tuple[float, float]]]) -> list[str]:
-    """A table in Markdown: scores down, models across; the best of each model stands out."""
+    """A table in Markdown: scores down, models across; the best of each model is bold."""
     lines = [
         f"## The true tokens, {EXAMPLES} examples of each model",
         "",

@@ -1,4 +1,4 @@
-"""What the benchmarks share: figures with their targets, tables for the terminal and for Markdown, and the files in results/."""
+"""Shared by the benchmarks: figures with their targets, tables for the terminal and for Markdown, and the files in results/."""
 
 import json
 import os
@@ -40,12 +40,12 @@ class Figure:
 
 
 def say(text: str) -> None:
-    """Progress, on standard error."""
+    """Print progress on standard error."""
     Console(stderr=True).print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}", highlight=False)
 
 
 def seconds_of(task: Callable[[], object]) -> float:
-    """How long the task takes."""
+    """The seconds that the task takes."""
     start = time.perf_counter()
     task()
     return time.perf_counter() - start
@@ -53,14 +53,14 @@ def seconds_of(task: Callable[[], object]) -> float:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table for the terminal and for Markdown; **cells** stand out."""
+    """A table for the terminal and for Markdown; **cells** are highlighted."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
 
     def rich(self) -> Table:
-        """For the terminal."""
+        """The table for the terminal."""
         table = Table(*self.header, title=self.title, title_justify="left")
         for row in self.rows:
             table.add_row(
@@ -69,7 +69,7 @@ class Sheet:
         return table
 
     def markdown(self) -> str:
-        """For Markdown."""
+        """The table in Markdown."""
         lines = [self.header, ["---"] * len(self.header), *self.rows]
         return (
             f"### {self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -77,7 +77,7 @@ class Sheet:
 
 
 def figure_sheet(figures: list[Figure]) -> Sheet:
-    """The single numbers."""
+    """A sheet of the single numbers."""
     rows = []
     for figure in figures:
         target = (
@@ -97,14 +97,14 @@ def figure_sheet(figures: list[Figure]) -> Sheet:
 
 
 def show(sheets: Iterable[Sheet]) -> None:
-    """On the terminal, or wide into a pipe."""
+    """Print the sheets, wide if into a pipe."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     for sheet in sheets:
         console.print(sheet.rich())
 
 
 def environment_of(packages: Iterable[str], began: float) -> dict[str, Any]:
-    """What was measured, where, and since when (by the monotonic clock)."""
+    """Where a measurement ran, with which packages, and its minutes since `began` (monotonic clock)."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

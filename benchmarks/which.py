@@ -1,8 +1,8 @@
-"""Which method to believe: every kind of edges and method, by every yardstick, on every model.
+"""Which method to use: every kind of edges and method, by every yardstick, on every model.
 
 python benchmarks/which.py --data FOLDER [--keep PLACE]   all models, written to benchmarks/results/ and docs/which-method.md
-python benchmarks/which.py MODEL ... [--keep PLACE]       these models alone; what was written of the others stays
-python benchmarks/which.py --docs                         the tables and the figure again, of benchmarks/results/which.json
+python benchmarks/which.py MODEL ... [--keep PLACE]       these models alone; the results of the others stay
+python benchmarks/which.py --docs                         only rewrite the tables and the figure, from benchmarks/results/which.json
 
 Models: verb-number, sentiment (MiniLM fine-tuned on SST-2), smollm2 (the next word), and the planted ones. FOLDER holds
 SST-2's train.tsv, dev.tsv and test.tsv, as for benchmarks/edges.py, which trains the sentiment model in the same folder
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import attnflow as af
-from attnflow.analysis.defaults import FIRST
+from attnflow.analysis.job import FIRST
 from edge_scores import SEED
 from edges import KINDS, PLAIN, RESAMPLES, Interval, bootstrap
 from sheets import HERE, Sheet, environment_of, publish, say, show
@@ -64,18 +64,18 @@ DOCS = HERE.parent / "docs"
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen for a kind of models on the even texts, and what the odd ones say of it."""
+    """The row chosen for a kind of models on the even texts, and its results on the odd ones."""
 
     kind: str
-    today: str  # the default as it is
+    today: str  # the present default
     chosen: str  # the best on the even texts
     second: str  # the next best there
-    lead: Interval  # of the chosen over today's, on the odd texts, over all models of the kind
+    lead: Interval  # of the chosen row over today's, on the odd texts, over all models of the kind
     behind: tuple[str, ...]  # models where it is behind today's beyond the interval
 
     @property
     def default(self) -> str:
-        """What the default should be: another only if that is clear on the texts that had no say."""
+        """The new default: it changes only if the lead is clear on the texts that had no part in the choice."""
         return self.chosen if self.lead.low > 0 and not self.behind else self.today
 
 
@@ -97,7 +97,7 @@ def choose(kind: str, measured: Mapping[str, Measured]) -> Choice:
 
 
 def merge(known: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
-    """What was written before, with what is fresh in its place: whole tables, lines, columns and panels."""
+    """The earlier results, updated by the fresh ones: whole tables, lines, columns and panels."""
     tables = known["tables"] | fresh["tables"]
     for name, key in (("choices", 3), ("yardsticks", None)):
         if name in known["tables"] and name in fresh["tables"]:
@@ -111,13 +111,13 @@ def merge(known: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_lines(old: Mapping[str, Any], new: Mapping[str, Any], key: int) -> list[list[str]]:
-    """The lines of a table, those that are fresh in place of those with the same cell at `key`."""
+    """The lines of a table; fresh ones replace those with the same cell at `key`."""
     fresh = {line[key]: line for line in new["rows"]}
     return [fresh.get(line[key], line) for line in old["rows"]]
 
 
 def merge_columns(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[str]]:
-    """The lines of a table whose first cell is their name, with the columns that are fresh."""
+    """The lines of a table, named by their first cell, with fresh columns replaced."""
     fresh = {line[0]: dict(zip(new["header"], line, strict=True)) for line in new["rows"]}
     names = list(dict.fromkeys([line[0] for line in old["rows"]] + list(fresh)))
     stale = {line[0]: dict(zip(old["header"], line, strict=True)) for line in old["rows"]}
@@ -182,7 +182,7 @@ def list_points(model: str, yardstick: str, rows: Mapping[str, Interval]) -> dic
 
 
 def fill_docs(tables: Mapping[str, Any]) -> None:
-    """Put the tables where docs/which-method.md has their names."""
+    """Put the tables in the places of docs/which-method.md that name them."""
     page = DOCS / "which-method.md"
     text = page.read_text(encoding="utf-8")
     for name, table in tables.items():
@@ -200,7 +200,7 @@ def tell_table(table: Mapping[str, Any]) -> str:
 
 
 def read_results() -> dict[str, Any]:
-    """What was written before."""
+    """The earlier results."""
     found: dict[str, Any] = json.loads((HERE / "results" / "which.json").read_text("utf-8"))
     return found
 
@@ -240,7 +240,7 @@ def explain_measurement(kept: bool, alone: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print and, after a full run, write."""
+    """Measure, print and, after a full run, write the results."""
     parser = argparse.ArgumentParser(description="Measure edges and methods by every yardstick.")
     parser.add_argument(
         "models", nargs="*", help=f"{', '.join(SETTINGS)}, planted; all if none is named"

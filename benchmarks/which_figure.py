@@ -1,12 +1,12 @@
-"""The figure of benchmarks/which.py: models across, a yardstick a row of panels, edges down, methods by colour and marker."""
+"""The figure of benchmarks/which.py: models across, one row of panels per yardstick, edges down, methods by colour and marker."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attnflow.show.colours import METHOD_COLOURS, METHOD_LINES
-from attnflow.show.drawing import save, use_style
-from attnflow.show.layout import PAGE
+from attnflow.show.figures.drawing import save, use_style
+from attnflow.show.figures.layout import PAGE
 from edge_scores import METHODS
 from which_scores import (
     ALL_EDGES,
@@ -61,7 +61,7 @@ def draw(panels: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def draw_panel(ax: Any, panel: Mapping[str, Any]) -> dict[str, Any]:
-    """One model by one yardstick; the artists of the legend by name."""
+    """Draw one model by one yardstick; returns the artists of the legend by name."""
     rows = panel["rows"]
     handles = {}
     for place, edges in enumerate(ALL_EDGES):
@@ -77,7 +77,7 @@ def draw_panel(ax: Any, panel: Mapping[str, Any]) -> dict[str, Any]:
                 ax, rows[name], len(ALL_EDGES) + number, color="0.25", marker="D"
             )
     for name, line in ((RANDOM, "--"), (BEST, ":")):
-        if (panel["yardstick"], name) != (SPEARMAN, BEST):  # nothing is near 1 there
+        if (panel["yardstick"], name) != (SPEARMAN, BEST):  # nothing else is near 1
             at = rows[name]["mean"]
             handles[name] = ax.axvline(at, color="0.35", ls=line, lw=0.9, zorder=0)
     for place in range(1, len(ALL_EDGES) + len(OTHERS)):
@@ -90,7 +90,7 @@ def draw_panel(ax: Any, panel: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_point(ax: Any, value: Mapping[str, float], at: float, **look: Any) -> Any:
-    """A mean with its interval; the larger marker keeps the shape readable."""
+    """Draw a mean with its interval; the larger marker keeps the shape readable."""
     ax.plot([value["low"], value["high"]], [at, at], color=look["color"], lw=1.2, zorder=2)
     (point,) = ax.plot([value["mean"]], [at], ls="", ms=4, zorder=3, **look)
     return point

@@ -1,6 +1,6 @@
-"""What benchmarks/which.py measures on one model: every row (edges and method, and what they stand beside) by every yardstick.
+"""What benchmarks/which.py measures on one model: every row (edges and method, and the scores beside them) by every yardstick.
 
-What is measured of each text is kept in a file, one line of JSON a text, so that a run that was stopped resumes.
+The results of each text are kept in a file, one line of JSON per text, so that an interrupted run resumes.
 """
 
 import json
@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 import attnflow as af
-from attnflow.analysis.measuring import Measurement, measure_orders, trace_orders
-from attnflow.analysis.metrics import BINS, METRICS, PerturbationCurve, prefers_lower
-from attnflow.analysis.orders import Order, draw_orders, find_by_beam, order_units
-from attnflow.analysis.perturbing import (
+from attnflow.analysis.faithfulness.faithfulness import Measurement, measure_orders, trace_orders
+from attnflow.analysis.faithfulness.metrics import BINS, METRICS, PerturbationCurve, prefers_lower
+from attnflow.analysis.faithfulness.orders import Order, draw_orders, find_by_beam, order_units
+from attnflow.analysis.faithfulness.perturb import (
     Inquiry,
     Perturber,
     Question,
     list_perturbed,
     read_replacement,
 )
+from attnflow.analysis.importance.watch import Variant, watch
 from attnflow.analysis.statistics import spearman
-from attnflow.analysis.watching import Variant, watch
-from attnflow.edges.choosing import name_result
+from attnflow.edges.edge_weight import name_result
 from edge_scores import METHODS, Floats, choose_texts, open_model
 from planted import precision_at_k, tie
 from sheets import say
@@ -36,25 +36,25 @@ ALL_EDGES = ("attention", "effective", "norm", "contribution", "gradient", "valu
 BINNED = ("comprehensiveness", "sufficiency", "log_odds")
 AREAS = ("deletion", "insertion")
 NORMALISED = ("normalised_comprehensiveness", "normalised_sufficiency")
-SEARCHED = ("comprehensiveness", "sufficiency")  # what a beam looks for the best orders of
+SEARCHED = ("comprehensiveness", "sufficiency")  # metrics whose best orders a beam searches
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured on one model, so that it ends."""
+    """What is measured on one model, limited so that it finishes."""
 
     count: int  # texts
     longest: int  # tokens of a text
     replacements: tuple[str, ...]
     metrics: tuple[str, ...] = (*BINNED, *AREAS)
     edges: tuple[str, ...] = ALL_EDGES
-    beam: bool = False  # whether a beam looks for the best orders
+    beam: bool = False  # whether a beam searches the best orders
     seeds: int = 10  # of random orders
     together: int = 10  # texts that are measured, and kept, at a time
 
     @property
     def searches(self) -> bool:
-        """Whether best orders are looked for; else the best row is the best that is found."""
+        """Whether best orders are searched; otherwise the best row found stands for them."""
         return self.beam or any(METRICS[name].normalised for name in self.metrics)
 
 
@@ -115,7 +115,7 @@ def score_texts(model: af.Model, texts: Sequence[str], setting: Setting) -> list
 def inquire(
     question: Question, orders: Sequence[Order], request: Measurement, beam: bool
 ) -> Inquiry[tuple[list[PerturbationCurve], list[PerturbationCurve]]]:
-    """The curves of the orders, and of all that were tried: these, and the best that were found."""
+    """The curves of the orders, and of all that were tried: these and the best ones found."""
     measured = yield from measure_orders(question, orders, request)
     tried = [*measured.curves, *measured.best.values()]
     if beam:
@@ -179,7 +179,7 @@ def measure_texts(
 
 
 def list_different(orders: dict[str, list[Order]]) -> list[Order]:
-    """Each order once."""
+    """The orders without repetitions."""
     return list(dict.fromkeys(order for rows in orders.values() for order in rows))
 
 
@@ -204,7 +204,7 @@ def find_true(rows: dict[str, Floats], true: Any) -> dict[str, float]:
 
 
 def read_kept(path: Path | None, count: int) -> list[Record]:
-    """The first records of a file, if there is one."""
+    """The first records of a file, if it exists."""
     if path is None or not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()[:count]
@@ -219,7 +219,7 @@ def measure_kept(
     keep: Path | None,
     truth: Truth | None = None,
 ) -> list[Record]:
-    """The records of the texts: those that are kept, and the rest, measured now and kept."""
+    """The records of the texts: the kept ones, and the others, measured now and kept."""
     path = None if keep is None else keep / f"{name}.jsonl"
     records = read_kept(path, len(texts))
     while len(records) < len(texts):
@@ -238,7 +238,7 @@ def measure_kept(
 def measure_model(
     name: str, data: Path | None, folder: Path, keep: Path | None, count: int | None
 ) -> list[Record]:
-    """What was measured on a model by its name; planted ones are called planted:NAME."""
+    """The results of a model by its name; planted models are called planted:NAME."""
     setting = SETTINGS.get(name, PLANTED)
     count, called = count or setting.count, name.replace(":", "-")
     records = read_kept(None if keep is None else keep / f"{called}.jsonl", count)

@@ -1,4 +1,4 @@
-"""The tables of benchmarks/which.py: what was measured on a model, as shares from a random order to the best one, and as sheets."""
+"""The tables of benchmarks/which.py: the results of a model, as shares from a random order to the best one, and as sheets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from which_scores import (
 )
 
 EVEN, ODD, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
-# what decides: with blank-out, and by what falls when tokens go, and by what stays when they stay
+# the score is made of these: blank-out, removing the top tokens, and keeping them
 JUDGES = (SPEARMAN, "comprehensiveness", "sufficiency")
 SCORE, BASE = "score", "comprehensiveness"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that was measured on one model."""
+    """All results of one model."""
 
     name: str
     setting: Setting
@@ -36,12 +36,12 @@ class Measured:
 
     @property
     def replacement(self) -> str:
-        """The first, which tables are under."""
+        """The first replacement, which the tables use."""
         return self.setting.replacements[0]
 
     @property
     def yardsticks(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of the yardsticks."""
         return tuple(self.records[0]["yardsticks"][self.replacement])
 
     @property
@@ -50,7 +50,7 @@ class Measured:
         return [f"{edges} {method}" for edges in self.setting.edges for method in METHODS]
 
     def title(self, half: str) -> str:
-        """What a table is of."""
+        """The title of a table: model, texts and replacement."""
         lengths = [record["tokens"] for record in self.records]
         return (
             f"{self.name}, {half} of {len(self.records)} texts of {min(lengths)} to {max(lengths)} tokens;"
@@ -60,7 +60,7 @@ class Measured:
     def values(
         self, yardstick: str, half: slice = ALL, way: str | None = None
     ) -> dict[str, Floats]:
-        """[text] by row; texts where a yardstick is undefined are left out, of all rows alike."""
+        """[text] by row; texts where a yardstick is undefined are left out of all rows alike."""
         taken = [
             record["yardsticks"][way or self.replacement][yardstick] for record in self.records
         ]
@@ -69,13 +69,13 @@ class Measured:
         return {name: row[known] for name, row in rows.items()}
 
     def shares(self, yardstick: str, half: slice = ALL) -> dict[str, Floats]:
-        """[text] by row: how far from a random order, 0, to the best one found, 1, in the mean over texts."""
+        """[text] by row: how far from a random order, 0, to the best one found, 1, on average over texts."""
         rows = self.values(yardstick, half)
         way = float(np.mean(rows[BEST] - rows[RANDOM]))
         return {name: (row - rows[RANDOM]) / way for name, row in rows.items()}
 
     def scores(self, half: slice = ALL, judges: Sequence[str] = JUDGES) -> dict[str, Floats]:
-        """[text] by row: the mean of its shares by the yardsticks that decide, of those it has."""
+        """[text] by row: the mean of its shares by the yardsticks of the score that it has."""
         shares = [self.shares(name, half) for name in judges if name in self.yardsticks]
         common = [name for name in shares[0] if all(name in each for each in shares)]
         return {name: np.mean([each[name] for each in shares], axis=0) for name in common}
@@ -85,7 +85,7 @@ class Measured:
 
 
 def tabulate(measured: Measured) -> Sheet:
-    """Every row by every yardstick, over all texts; the best candidate by each stands out."""
+    """Every row by every yardstick, over all texts; the best candidate by each is bold."""
     columns: dict[str, dict[str, Interval]] = {SCORE: interval_rows(measured.scores())}
     for name in measured.yardsticks:
         columns[name] = interval_rows(measured.values(name))
@@ -93,7 +93,7 @@ def tabulate(measured: Measured) -> Sheet:
 
 
 def tabulate_held_out(measured: Measured) -> Sheet:
-    """The score of every row, and what it is made of, over the texts with odd numbers."""
+    """The score of every row, and its parts, over the texts with odd numbers."""
     columns = {SCORE: interval_rows(measured.scores(ODD))}
     judges = [name for name in JUDGES if name in measured.yardsticks]
     columns |= {name: interval_rows(measured.shares(name, ODD)) for name in judges}
@@ -141,7 +141,7 @@ def tabulate_planted(measured: Mapping[str, Measured]) -> Sheet:
 
 
 def tabulate_truth(measured: Mapping[str, Measured]) -> Sheet:
-    """Whether yardsticks put the rows into the order of precision at k, where the truth is known."""
+    """Whether yardsticks order the rows as precision at k does, where the truth is known."""
     yardsticks = [name for name in next(iter(measured.values())).yardsticks if name != PRECISION]
     lines = []
     for name in yardsticks:
@@ -157,7 +157,7 @@ def tabulate_truth(measured: Mapping[str, Measured]) -> Sheet:
 
 
 def compare_orders(measured: Measured, yardstick: str, other: str) -> float:
-    """Kendall's tau between the means of the candidates by two yardsticks; both such that higher is better."""
+    """Kendall's tau between the means of the candidates by two yardsticks, both oriented so that higher is better."""
     first, second = (
         [float(np.mean(measured.shares(name)[row])) for row in measured.candidates]
         for name in (yardstick, other)
@@ -183,7 +183,7 @@ def tabulate_yardsticks(measured: Mapping[str, Measured]) -> Sheet:
 
 
 def tabulate_replacements(measured: Measured) -> Sheet:
-    """Whether two replacements judge alike: on the order of the methods, and of the texts."""
+    """Whether two replacements agree on the order of the methods, and of the texts."""
     first, second = measured.setting.replacements
     lines = []
     for metric in measured.setting.metrics:
@@ -206,6 +206,6 @@ def tabulate_replacements(measured: Measured) -> Sheet:
 
 
 def share_rows(rows: Mapping[str, Floats]) -> dict[str, Floats]:
-    """[text] by row, such that higher is better."""
+    """[text] by row, oriented so that higher is better."""
     sign = 1.0 if np.mean(rows[BEST]) >= np.mean(rows[RANDOM]) else -1.0
     return {name: sign * row for name, row in rows.items()}

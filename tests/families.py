@@ -1,6 +1,7 @@
-"""Tiny seeded models of every family that capture is tested on, built from configurations; nothing is downloaded."""
+"""Tiny seeded models of the families that are tested, made from configurations without a download."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -145,47 +146,47 @@ VISION: dict[str, tuple[Any, Callable[[], Any]]] = {
     ),
 }
 FAMILIES = {**ENCODERS, **DECODERS, **PAIRS, **VISION}
+OUTSIDE = ("mpnet", "deberta-v2", "bloom")  # of transformers' attention interface
 
 
 @cache
 def build(family: str, implementation: str | None = None) -> Any:
-    """The family's tiny model, the same weights every time, with the attention that it has by default or the one asked for."""
+    """The tiny model of a family, with the same weights every time. implementation: of attention."""
     kind, config = FAMILIES[family]
     configuration = config()
     torch.manual_seed(0)
     options = {} if implementation is None else {"attn_implementation": implementation}
     model = kind._from_config(configuration, **options)
     generator = torch.Generator().manual_seed(1)
-    for (
-        parameter
-    ) in model.parameters():  # larger than the usual start, so that attention is far from uniform
+    # larger than initial weights usually are, so that attention is far from uniform
+    for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
-    if (
-        hasattr(model.config, "decoder_start_token_id")
-        and model.config.decoder_start_token_id is None
-    ):
+    if getattr(model.config, "decoder_start_token_id", 0) is None:
         model.config.decoder_start_token_id = 2
     return model.eval()
 
 
+def perturb(family: str, implementation: str | None = None, *, seed: int = 0) -> Any:
+    """The family's tiny model with norms, biases and factors that differ from initialisation."""
+    model = deepcopy(build(family, implementation)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def make_input(family: str, count: int = 7) -> Any:
+    """An input of the family: an image, or token ids 5, 6, ..."""
+    if family in VISION:
+        return torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(1))
+    return list(range(5, 5 + count))
+
+
 def word_tokenizer() -> Any:
     """A tokenizer of a dozen words, which pads on the left."""
-    words = [
-        "[UNK]",
-        "[PAD]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "the",
-        "key",
-        "to",
-        "cabinets",
-        "is",
-        "are",
-        "lost",
-        "here",
-    ]
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, *"the key to cabinets is are lost here".split()]
     base = Tokenizer(
         WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
     )
@@ -203,3 +204,8 @@ def word_tokenizer() -> Any:
         "mask_token": "[MASK]",
     }
     return t.PreTrainedTokenizerFast(tokenizer_object=base, padding_side="left", **names)
+
+
+def count_hooks(model: torch.nn.Module) -> int:
+    """The forward hooks of all modules."""
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())

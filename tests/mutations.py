@@ -1,12 +1,15 @@
-"""Do the tests bite? The core is changed in one place at a time, and its tests must notice.
+"""Do the tests notice a change? The code is changed in one place at a time, and its tests run.
 
-    python -m tests.mutations [--files core/graph.py core/results.py:120] [--number N] [--seed S]
+    python -m tests.mutations --packages core analysis [--number N] [--seed S] [--workers W]
+    python -m tests.mutations --files core/graph.py core/results.py:120 [...]
 
-A mutation is one small change of the source: an operator swapped, a constant moved by one, a
-statement, a keyword or the end of a slice left out. It is written into a copy of the project, where
-the tests that concern the file run. A mutation with which they pass has survived: it is equivalent
-(nothing that is promised changes), or a test is missing. A file with a line, as above, stands for
-the mutations of that line. Messages, annotations and `__repr__` are left as they are.
+Of each package, or of each file, some mutations are drawn. A mutation is one small change of the
+source: an operator swapped, a constant moved by one, a statement, a keyword or the end of a slice
+left out. It is written into a copy of the project, where the tests of the file run. A mutation that
+passes has survived: either it is equivalent (it breaks no promise), or a test is missing. A file
+with a line stands for the mutations of that line. Messages, annotations and `__repr__` stay.
+
+60 mutations of core and 60 of analysis take about ten minutes on two cores.
 """
 
 import argparse
@@ -21,36 +24,70 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import islice, pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path("src", "attnflow")
 MEMORY = 12 * 2**30  # bytes of address space: a mutation may ask for an array of any size
-PATIENCE = 3  # times the processor time of the tests alone: so a loop without end is caught
-ASLEEP = 600  # seconds: nothing that works takes so long, even on a busy machine
+PATIENCE = 3  # times the processor time of the tests alone: so an endless loop is caught
+LEAST_PATIENCE = 60  # seconds of processor time: kernels may have to be compiled first
+ASLEEP = 600  # seconds: no working test sleeps this long, even on a busy machine
 
-# what runs for a file: the fast tests that know it, and with all of them these
-GENERAL = ["src/attnflow/core", "tests/test_core_edges.py"]
-USUAL = ["tests/test_graph.py", "tests/test_methods.py"]
+# The fast tests of a file: those of the longest part of its path that stands here. The test that
+# is most likely to fail comes first. All of core also runs its doctests and edge cases.
+GENERAL = ["src/attnflow/core", "tests/core/test_core_edges.py"]
+METHODS_AND_GRAPHS = ["tests/core/test_methods.py", "tests/core/test_graph.py"]
+RUNNER = ["tests/analysis/test_run.py", "tests/analysis/test_explain.py"]
 TESTS = {
-    "core/files.py": ["tests/test_files.py", "tests/test_graph.py"],
-    **{
-        f"core/{name}.py": ["tests/test_maxflow.py"]
-        for name in ("bounds", "capacities", "flows", "kernels", "maxflow", "mincut")
-    },
-    **{f"core/{name}.py": ["tests/test_tables.py"] for name in ("formatting", "views")},
-    "core/custom.py": ["tests/test_open_methods.py", "-k not corpus"],
+    "core": METHODS_AND_GRAPHS,
+    "core/choices.py": ["tests/analysis/test_open_methods.py", "-k not corpus"],
+    "core/comparison.py": ["tests/core/test_comparison.py"],
+    "core/flow": ["tests/core/test_maxflow.py"],
+    "core/flow/max_flow.py": ["tests/core/test_tables.py", "tests/core/test_methods.py"],
+    "core/io/files.py": ["tests/core/test_files.py", "tests/core/test_graph.py"],
+    "core/io/formatting.py": ["tests/core/test_tables.py"],
+    "core/io/tables.py": ["tests/core/test_tables.py", "tests/test_house.py"],
+    "core/io/views.py": ["tests/core/test_tables.py"],
     "core/memory.py": [],
-    "core/padding.py": ["tests/test_batches.py"],
+    "core/padding.py": ["tests/core/test_batches.py"],
     "core/provenance.py": [],
-    "core/single_flow.py": ["tests/test_tables.py", "tests/test_methods.py"],
-    "core/tables.py": ["tests/test_tables.py", "tests/test_house.py"],
-    "core/text.py": ["tests/test_text.py"],
+    "core/row_table.py": ["tests/core/test_tables.py", "tests/core/test_comparison.py"],
+    "core/sinks.py": ["tests/core/test_sinks.py"],
+    "core/text.py": ["tests/core/test_text.py"],
+    "analysis": RUNNER,
+    "analysis/evaluate": [
+        "tests/analysis/test_evaluate.py",
+        "tests/analysis/test_yardsticks.py",
+        "tests/analysis/test_comparing.py",
+        "tests/analysis/test_sanity.py",
+    ],
+    "analysis/explain": [
+        "tests/analysis/test_explain.py",
+        "tests/analysis/test_summary.py",
+        "tests/analysis/test_side_by_side.py",
+    ],
+    "analysis/faithfulness": [
+        "tests/analysis/test_faithfulness.py",
+        "tests/analysis/test_yardsticks.py",
+    ],
+    "analysis/generate": [
+        "tests/analysis/test_generation.py",
+        "tests/analysis/test_generation_edges.py",
+    ],
+    "analysis/importance": ["tests/analysis/test_importance.py", "tests/analysis/test_run.py"],
+    "analysis/long_inputs.py": ["tests/rows/test_long.py"],
+    "analysis/page": ["tests/analysis/test_page_data.py"],
+    "analysis/statistics.py": [
+        "tests/analysis/test_comparing.py",
+        "tests/analysis/test_yardsticks.py",
+        "tests/analysis/test_evaluate.py",
+    ],
 }
 
 OPERATOR = re.compile(rb"is not|not in|//|\*\*|<<|>>|[<>=!]=|[-+*/%&|<>]|\b(is|in|and|or)\b")
@@ -180,18 +217,27 @@ class Finder:
             yield *self.place(node), "pass"
 
 
-def list_mutations(file: str, source: bytes, line: str = "") -> Iterator[Mutation]:
-    """Every change of a file, or of one line, that is Python still, and another program."""
-    tree = ast.parse(source)
-    same = ast.dump(tree)
-    for start, end, after in Finder(source).walk(tree):
+def list_mutations(file: str, line: str = "") -> Iterator[Mutation]:
+    """Every change of a file, or of one line."""
+    source = (ROOT / PACKAGE / file).read_bytes()
+    for start, end, after in Finder(source).walk(ast.parse(source)):
         mutation = Mutation(file, source, start, end, after)
-        try:
-            changed = ast.dump(ast.parse(mutation.apply())) != same
-        except SyntaxError:  # a parenthesis stood between
-            continue
-        if changed and line in ("", str(mutation.line)):
+        if line in ("", str(mutation.line)):
             yield mutation
+
+
+def is_other_program(mutation: Mutation) -> bool:
+    """Whether a mutation is still Python, and another program."""
+    try:
+        return ast.dump(ast.parse(mutation.apply())) != ast.dump(ast.parse(mutation.source))
+    except SyntaxError:  # a parenthesis stood between
+        return False
+
+
+def draw_mutations(possible: list[Mutation], number: int, seed: int) -> list[Mutation]:
+    """Up to `number` mutations, without replacement."""
+    drawn = random.Random(seed).sample(possible, len(possible))
+    return list(islice(filter(is_other_program, drawn), number))
 
 
 # ---- running the tests --------------------------------------------------------------------------
@@ -206,75 +252,127 @@ def pytest_configure() -> None:
     settings.load_profile("mutations")
 
 
-def run_tests(project: Path, file: str, source: bytes, seconds: float = ASLEEP) -> str:
-    """What the tests of a file do with this source: they "passed", "failed" or were "stopped"."""
-    path, folder = project / PACKAGE / file, project / "tmp"
-    original, stamp = path.read_bytes(), path.stat().st_mtime_ns
-    path.write_bytes(source)
-    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
-    # numba sees that a kernel's own file has changed, not that of a kernel which it calls
-    kernels = "mutated kernels" if b"numba" in source or b"@kernel" in source else "kernels"
-    shutil.rmtree(project / "mutated kernels", ignore_errors=True)
+def find_tests(file: str) -> tuple[str, ...]:
+    """The arguments of pytest that run the tests of a file."""
+    place = file
+    while place not in TESTS:
+        place = place.rpartition("/")[0]
+    # an older tree may lack some
+    own = [each for each in TESTS[place] if each.startswith("-") or (ROOT / each).exists()]
+    general = GENERAL if file.startswith("core/") else [str(PACKAGE / file)]
+    return (*own, *general)
+
+
+def run_tests(
+    project: Path, tests: Iterable[str], mutation: Mutation | None = None, seconds: float = ASLEEP
+) -> str:
+    """What tests do with a mutation: they "passed", "failed" or were "stopped"."""
+    kernels = "kernels"
+    if mutation is not None:
+        path = project / PACKAGE / mutation.file
+        stamp = path.stat().st_mtime_ns
+        path.write_bytes(mutation.apply())
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+        # numba sees that a kernel's own file has changed, not that of a kernel which it calls
+        if b"numba" in mutation.source or b"@kernel" in mutation.source:
+            kernels = "mutated kernels"
+            shutil.rmtree(project / kernels, ignore_errors=True)
     command = ["prlimit", f"--cpu={seconds:.0f}", f"--as={MEMORY}", sys.executable, "-m", "pytest"]
-    command += ["-xq", "-p", "no:cacheprovider", "-p", "tests.mutations", f"--basetemp={folder}"]
-    command += [*GENERAL, *TESTS.get(file, USUAL)]
+    command += ["-xq", "-n0", "-p", "no:cacheprovider", "-p", "tests.mutations"]
+    command += [f"--basetemp={project / 'tmp'}", *tests]
     settings = {"PYTHONPATH": str(project / "src"), "NUMBA_CACHE_DIR": str(project / kernels)}
     environment = {**os.environ, **settings, "OMP_NUM_THREADS": "1"}
     try:
-        tests = subprocess.run(
+        done = subprocess.run(
             command, cwd=project, env=environment, capture_output=True, timeout=ASLEEP
         )
-        if tests.returncode == -signal.SIGTERM:  # which neither limit sends
+        if done.returncode == -signal.SIGTERM:  # which neither limit sends
             raise RuntimeError("the tests were ended from outside, which says nothing about them")
-        return {0: "passed", 1: "failed"}.get(min(tests.returncode, 1), "stopped")
+        return {0: "passed", 1: "failed"}.get(min(done.returncode, 1), "stopped")
     except subprocess.TimeoutExpired:
         return "stopped"
     finally:
-        path.write_bytes(original)
-        os.utime(path, ns=(stamp, stamp))
+        if mutation is not None:
+            path.write_bytes(mutation.source)
+            os.utime(path, ns=(stamp, stamp))
 
 
-def count_caught(project: Path, mutations: list[Mutation], seconds: float) -> int:
-    """How many mutations the tests notice; each is printed with what they do."""
-    caught = 0
-    for mutation in mutations:
+@dataclass(frozen=True)
+class Laboratory:
+    """Copies of the project, in which tests run side by side."""
+
+    projects: SimpleQueue[Path]  # those that are free
+    pool: ThreadPoolExecutor
+
+    def time_tests(self, tests: tuple[str, ...]) -> float:
+        """The processor time of tests without a mutation, with which they must pass."""
+        project = self.projects.get()
+        begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        outcome = run_tests(project, tests)
+        seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin
+        self.projects.put(project)
+        if outcome != "passed":
+            sys.exit(f"without a mutation these must pass; they {outcome}: {' '.join(tests)}")
+        return seconds  # of tests that run at the same time too: a limit may be too large
+
+    def is_caught(self, mutation: Mutation, seconds: float) -> bool:
+        """Whether the tests of a mutation's file notice it; printed with what they do."""
+        project = self.projects.get()
         begin = time.monotonic()
-        outcome = run_tests(project, mutation.file, mutation.apply(), seconds)
-        caught += outcome != "passed"
+        outcome = run_tests(project, find_tests(mutation.file), mutation, seconds)
+        self.projects.put(project)
         word = "SURVIVED" if outcome == "passed" else outcome
         print(f"{word:9} {time.monotonic() - begin:3.0f} s  {mutation}", flush=True)
-    return caught
+        return outcome != "passed"
+
+    def count_caught(self, mutations: list[Mutation]) -> int:
+        """How many mutations their tests notice."""
+        kinds = list(dict.fromkeys(find_tests(each.file) for each in mutations))
+        alone = dict(zip(kinds, self.pool.map(self.time_tests, kinds), strict=True))
+        limits = [
+            max(LEAST_PATIENCE, PATIENCE * alone[find_tests(each.file)]) for each in mutations
+        ]
+        return sum(self.pool.map(self.is_caught, mutations, limits))
+
+
+def list_files(package: str) -> list[str]:
+    """The files of a package, as core/graph.py."""
+    source = ROOT / PACKAGE
+    return sorted(path.relative_to(source).as_posix() for path in source.glob(f"{package}/**/*.py"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations")
-    parser.add_argument("--files", nargs="+", help="files, or lines as file:line; else the core")
-    parser.add_argument("--number", type=int, default=20, help="mutations per file, at most")
+    parser.add_argument("--packages", nargs="+", default=["core", "analysis"])
+    parser.add_argument("--files", nargs="+", help="files, or lines as file:line, of any package")
+    parser.add_argument("--number", type=int, default=60, help="mutations of each, at most")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    core = sorted(f"core/{path.name}" for path in (ROOT / PACKAGE / "core").glob("*.py"))
-    totals = [0, 0]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        projects = [Path(folder, str(number)) for number in range(options.workers)]
-        for project in projects:
-            shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "__pycache__"))
-        for name in options.files or core:
+    possible: dict[str, list[Mutation]] = {}
+    if options.files:
+        for name in options.files:
             file, _, line = name.partition(":")
-            source = (ROOT / PACKAGE / file).read_bytes()
-            possible = list(list_mutations(file, source, line))
-            number = min(options.number, len(possible))
-            chosen = random.Random(options.seed).sample(possible, number)
-            begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-            alone = set(pool.map(run_tests, projects, repeat(file), repeat(source)))
-            if alone != {"passed"}:
-                sys.exit(f"the tests of {file} must pass without a mutation; got {alone}")
-            seconds = PATIENCE * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin)
-            parts = [chosen[place :: options.workers] for place in range(options.workers)]
-            caught = sum(pool.map(count_caught, projects, parts, repeat(seconds)))
-            print(f"{name}: caught {caught} of {number}; {len(possible)} possible", flush=True)
-            totals = [totals[0] + caught, totals[1] + number]
-    print(f"all: caught {totals[0]} of {totals[1]}")
+            possible[name] = list(list_mutations(file, line))
+    else:
+        for package in (name for given in options.packages for name in given.split(",")):
+            possible[package] = [
+                mutation for file in list_files(package) for mutation in list_mutations(file)
+            ]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(options.workers) as pool,
+    ):
+        laboratory = Laboratory(SimpleQueue(), pool)
+        for number in range(options.workers):
+            project = Path(folder, str(number))
+            shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+            laboratory.projects.put(project)
+        for name, mutations in possible.items():
+            drawn = draw_mutations(mutations, options.number, options.seed)
+            caught = laboratory.count_caught(drawn)
+            share = f"{caught / max(1, len(drawn)):.0%}"
+            print(f"{name}: caught {caught} of {len(drawn)}, {share}; {len(mutations)} possible")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """What tests read from a page, and explanations to make pages of."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import attnflow as af
+from attnflow.analysis.job import MethodChoice
+from attnflow.analysis.page.page import describe_explanation, describe_generation
+from attnflow.show.page.page import fill_page
 from tests.oracles import Floats
 
 if TYPE_CHECKING:
@@ -117,3 +120,13 @@ def show(tab: "Page", section: str) -> None:
     tab.evaluate("id => document.getElementById(id).scrollIntoView()", section)
     tab.wait_for_timeout(120)
     settled(tab)
+
+
+def explanation_page(explanation: af.Explanation) -> str:
+    """The page of an explanation."""
+    return fill_page(describe_explanation(explanation))
+
+
+def generation_page(generation: af.Generation, plan: Sequence[MethodChoice] | None = None) -> str:
+    """The page of a generation; plan: the methods to show."""
+    return fill_page(describe_generation(generation, plan))

@@ -3,10 +3,12 @@
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 import attnflow as af
 from attnflow import progress
+from tests.shape import MOST_DECISIONS, count_decisions, find_shared_names, list_functions
 
 SOURCE = Path(af.__file__).parent
 ROOT = Path(__file__).parent.parent
@@ -30,15 +33,16 @@ HEAVY = [
     "typer",
 ]
 # from top to bottom: a package imports only from packages above it
-ORDER = ["errors", "notices", "progress", "core", "models", "capturing", "edges"]
-ORDER += ["analysis", "corpus", "show", "paper", "cli"]
+ORDER = ["errors", "notices", "progress", "core", "models", "capturing", "edges", "rows"]
+ORDER += ["analysis", "corpus", "show", "figures", "paper", "cli"]
 # imports inside a function, allowed one by one, because they point down or would close a circle
 LATE = {
-    ("analysis.explanation", "show.page"),
-    ("analysis.explanation", "show.figures"),
-    ("analysis.generation", "show.page"),
-    ("analysis.side_by_side", "show.strip_pages"),
-    ("analysis.generation", "show.figures"),
+    ("analysis.explain.explanation", "show.page.page"),
+    ("analysis.explain.explanation", "show.figures.heatmap"),
+    ("analysis.explain.explanation", "show.figures.overlay"),
+    ("analysis.generate.generation", "show.page.page"),
+    ("analysis.explain.compare", "show.page.page"),
+    ("analysis.generate.generation", "show.figures.generation"),
 }
 
 
@@ -56,19 +60,22 @@ def list_imports(path: Path) -> Iterator[tuple[str, bool]]:
     """The modules of ours that a file imports, and whether it does so inside a function."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnflow."):
-            names = [str(node.module).removeprefix("attnflow.")]
-            if (SOURCE / names[0]).is_dir():  # from attnflow.package import module
-                names = [f"{names[0]}.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "attnflow":
+            names = [str(node.module).removeprefix("attnflow").lstrip(".")]
+            if (
+                SOURCE / names[0].replace(".", "/")
+            ).is_dir():  # from attnflow.package import module
+                names = [f"{names[0]}.{alias.name}".lstrip(".") for alias in node.names]
+                names = [name for name in names if name != "__version__"]
             yield from ((name, node.col_offset > 0) for name in names)
 
 
 def test_packages_import_those_above_them_and_make_no_circles() -> None:
     circles: dict[str, set[str]] = {}
-    for path in [*SOURCE.glob("*.py"), *SOURCE.glob("*/*.py")]:
+    for path in SOURCE.rglob("*.py"):
         name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         package = name.split(".")[0]
-        if package in ("__init__", "__main__", "figures"):
+        if package in ("__init__", "__main__"):
             continue
         for other, late in list_imports(path):
             if late and (name, other) in LATE:
@@ -80,18 +87,67 @@ def test_packages_import_those_above_them_and_make_no_circles() -> None:
     assert list(TopologicalSorter(circles).static_order())  # raises where there is a circle
 
 
+# what computes token attention; of these, and of analysis, show knows types and constants alone
+COMPUTING = ("core.methods", "core.choices", "core.flow", "capturing", "edges", "analysis")
+# apart from functions that read an option, name what is there, or write it ...
+READING = {"find_excluded", "format_percent", "list_marked_words", "name_word", "to_json"}
+# ... and, one by one, those that give the finished numbers of a view
+ASKED = {
+    ("terminal/folding.py", "fold_rows"),
+    ("figures/deletion_curves.py", "average_curves"),
+}
+
+
+def test_show_computes_nothing() -> None:
+    found = set()
+    for path in (SOURCE / "show").rglob("*.py"):
+        place = path.relative_to(SOURCE / "show").as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = (getattr(node, "module", None) or "").removeprefix("attnflow.")
+            if isinstance(node, ast.ImportFrom) and f"{module}.".startswith(
+                tuple(f"{name}." for name in COMPUTING)
+            ):
+                found |= {(place, alias.name) for alias in node.names if alias.name[0].islower()}
+    assert {(place, name) for place, name in found if name not in READING} == ASKED
+
+
 def test_no_module_is_named_after_a_public_function_and_dir_shows_public_names() -> None:
     functions = {name for name in af.__all__ if inspect.isfunction(getattr(af, name))}
-    modules = {path.stem for path in SOURCE.rglob("*.py")} | {
-        path.name for path in SOURCE.iterdir() if path.is_dir()
-    }
-    assert not functions & modules
+    assert not functions & {path.stem for path in SOURCE.iterdir()}  # one would shadow the other
     assert [name for name in dir(af) if not name.startswith("__")] == sorted(
         [*af.__all__, "figures"]
     )
     from attnflow import figures
 
-    assert figures.heatmap is importlib.import_module("attnflow.show.figures").heatmap
+    assert figures.heatmap is importlib.import_module("attnflow.show.figures.heatmap").heatmap
+
+
+def test_a_function_reads_as_one_thought() -> None:
+    kernels = {"measure_contributions"}  # loops of numba, whose proof stands above them
+    long = {
+        f"{path.relative_to(SOURCE)}: {function.name}": count_decisions(function)
+        for path in SOURCE.rglob("*.py")
+        for function in list_functions(path)
+        if function.name not in kernels
+    }
+    assert {name: count for name, count in long.items() if count > MOST_DECISIONS} == {}
+
+
+STIFF = r"\b(nobody|whoever|so many)\b|of the user's|has no say|cannot be had|the way back"
+
+
+def test_messages_and_docstrings_are_in_plain_words() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
+        for path in SOURCE.rglob("*.py")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if re.search(STIFF, line, re.IGNORECASE)
+    ]
+    assert found == []
+
+
+def test_a_name_is_defined_once() -> None:
+    assert find_shared_names() == {}
 
 
 def test_the_core_runs_without_torch() -> None:
@@ -112,10 +168,11 @@ except af.MissingExtraError as error:
 
 
 def test_the_kernels_know_numpy_numba_and_the_layers_only() -> None:
-    kernels = ("kernels", "capacities", "network", "maxflow", "bounds", "mincut")
-    known = {f"attnflow.core.{name}" for name in ("arrays", "layers", *kernels)}
+    kernels = ("kernels", "capacities", "network", "search", "bounds", "cut")
+    known = {f"attnflow.core.{name}" for name in ("arrays", "layers")}
+    known |= {f"attnflow.core.flow.{name}" for name in kernels}
     for name in kernels:
-        tree = ast.parse((SOURCE / "core" / f"{name}.py").read_text())
+        tree = ast.parse((SOURCE / "core" / "flow" / f"{name}.py").read_text())
         modules = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         modules |= {
             alias.name
@@ -140,7 +197,7 @@ def test_version_has_a_changelog_entry() -> None:
 
 def test_what_ships_is_typed_and_has_its_model() -> None:
     assert (SOURCE / "py.typed").exists()
-    assert sorted(path.name for path in (SOURCE / "models" / "weights").iterdir()) == [
+    assert sorted(path.name for path in (SOURCE / "models" / "bundled" / "weights").iterdir()) == [
         "README.md",
         "config.json",
         "model.safetensors",
@@ -182,6 +239,24 @@ def test_every_public_function_has_a_runnable_example() -> None:
         af.Attention.graph,
     ):
         assert ">>>" in (function.__doc__ or ""), function
+
+
+def test_progress_goes_to_a_listener_and_shows_no_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    seen: list[af.Progress] = []
+    texts = ["the key", "the keys to the old house"] * 20
+    with af.progress_listener(seen.append):
+        af.evaluate("verb-number", texts, methods="raw", against="blank_out")
+    own = [each for each in seen if each.title == "evaluating"]
+    assert [(each.done, each.total) for each in own] == [(32, 40), (40, 40)]
+    assert capsys.readouterr().err == ""
+    with af.progress_listener(seen.append), ThreadPoolExecutor(1) as pool:
+        before = len(seen)  # another thread has a context of its own
+        pool.submit(af.evaluate, "verb-number", texts[:2], methods="raw", against="blank_out")
+    assert len(seen) == before
 
 
 def test_a_progress_bar_shows_on_a_terminal_only(

@@ -57,6 +57,12 @@ assert_type(af.generate(model, ids), af.Generation)
 assert_type(af.generate(model, messages), af.Generation)
 assert_type(af.generate(model, ["Once", "Twice"]), list[af.Generation])
 assert_type(af.generate(model, [messages]), list[af.Generation])
+assert_type(af.capture("verb-number", messages), af.Attention)
+assert_type(af.capture(model, [messages]), list[af.Attention])
+assert_type(af.attention_graph(model, messages), af.AttentionGraph)
+assert_type(af.blank_out(model, messages), af.Importance)
+assert_type(af.blank_out(model, [messages]), list[af.Importance])
+assert_type(af.rollout_rows(model, messages, positions=0), af.TokenAttention)
 
 for batch in af.read_corpus("folder", batches=True):
     assert_type(batch, pyarrow.RecordBatch)

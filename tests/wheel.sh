@@ -27,7 +27,7 @@ model = af.load("verb-number")
 print(f"loaded in {time.perf_counter() - start:.2f} s")
 assert [label for label, _ in model.predict(["the key to the cabinets", "they"])] == ["singular", "plural"]
 folder = Path(af.__file__).parent
-assert (folder / "py.typed").exists() and (folder / "models" / "weights" / "README.md").exists()
+assert (folder / "py.typed").exists() and (folder / "models" / "bundled" / "weights" / "README.md").exists()
 assert af.evaluate(model, [("the key to the cabinets", "singular")]).examples
 assert af.load("verb-number-plain").predict(["they"])[0][0] == "plural"
 PYTHON

@@ -1,37 +1,49 @@
 """The public names, and where each is defined; `__init__.py` imports one when it is used."""
 
 from . import figures as figures
-from .analysis.evaluation import evaluate
-from .analysis.explaining import explain
-from .analysis.explanation import Explanation
-from .analysis.generating import generate
-from .analysis.generation import Generation
-from .analysis.importance import Importance, blank_out, input_gradient
-from .analysis.measuring import faithfulness
-from .analysis.metrics import PerturbationCurve
-from .analysis.prompt_attention import PromptAttention
-from .analysis.rationales import plausibility
-from .analysis.report import Report
-from .analysis.side_by_side import SideBySide, compare
-from .capturing.assembly import capture
-from .capturing.mixing import LayerMix
-from .capturing.recording import record
-from .capturing.segments import rollout_segments
+from .analysis.evaluate.evaluate import evaluate
+from .analysis.evaluate.report import Report
+from .analysis.explain.compare import SideBySide, compare
+from .analysis.explain.explain import explain, explain_events
+from .analysis.explain.explanation import Explanation
+from .analysis.faithfulness.faithfulness import faithfulness
+from .analysis.faithfulness.metrics import PerturbationCurve
+from .analysis.faithfulness.plausibility import plausibility
+from .analysis.generate.generate import generate
+from .analysis.generate.generation import Generation
+from .analysis.generate.prompt_attention import PromptAttention
+from .analysis.importance.blank_out import blank_out
+from .analysis.importance.importance import Importance
+from .analysis.importance.input_gradient import input_gradient
+from .analysis.run import (
+    Event,
+    GraphMade,
+    ImportanceReady,
+    InputDone,
+    InputEncoded,
+    MethodRun,
+    Predicted,
+    ResultReady,
+    StageStarted,
+)
+from .capturing.backward_rule import BACKWARD_RULES, BackwardRule, ModuleCall
+from .capturing.capture import capture
+from .capturing.mix import LayerMix
+from .capturing.record.record import record
 from .core.attention import Attention
+from .core.choices import token_attention
 from .core.comparison import Comparison
-from .core.custom import token_attention
+from .core.flow.max_flow import MaxFlow
 from .core.graph import AttentionGraph
 from .core.groups import Group
 from .core.methods import METHODS, flow, max_flow, raw, rollout
 from .core.provenance import Source
 from .core.results import TokenAttention
-from .core.single_flow import MaxFlow
-from .core.sink_tokens import Sink, sinks
-from .corpus.reading import read_corpus
-from .corpus.running import explain_corpus
-from .edges.building import attention_graph, capture_mix
-from .edges.choosing import EDGES, EdgeWeight, edge_weight
-from .edges.rows import raw_rows, rollout_rows
+from .core.sinks import Sink, sinks
+from .corpus.explain_corpus import explain_corpus
+from .corpus.read_corpus import read_corpus
+from .edges.edge_weight import EDGES, EdgeWeight, edge_weight
+from .edges.graphs import attention_graph, capture_mix
 from .errors import (
     AttnFlowError,
     CaptureError,
@@ -44,41 +56,59 @@ from .errors import (
     ShareWarning,
     WeightsError,
 )
-from .models.loading import load
+from .models.load import load
 from .models.model import Model
-from .models.planting import PLANTED, Planted, planted
+from .models.planted.planted import PLANTED, Planted, planted
+from .models.predict import Prediction
+from .progress import Progress, progress_listener
+from .rows.rows import raw_rows, rollout_rows
+from .rows.segments import rollout_segments
 
 __all__ = [
+    "BACKWARD_RULES",
     "EDGES",
     "METHODS",
     "PLANTED",
     "Attention",
     "AttentionGraph",
     "AttnFlowError",
+    "BackwardRule",
     "CaptureError",
     "Comparison",
     "CorpusWarning",
     "EdgeWeight",
+    "Event",
     "Explanation",
     "FileError",
     "Generation",
+    "GraphMade",
     "Group",
     "Importance",
+    "ImportanceReady",
+    "InputDone",
+    "InputEncoded",
     "LayerMix",
     "MaxFlow",
+    "MethodRun",
     "MissingExtraError",
     "Model",
+    "ModuleCall",
     "OptionError",
     "PerturbationCurve",
     "Planted",
+    "Predicted",
+    "Prediction",
+    "Progress",
     "PromptAttention",
     "Report",
+    "ResultReady",
     "RoundingWarning",
     "SaturationWarning",
     "ShareWarning",
     "SideBySide",
     "Sink",
     "Source",
+    "StageStarted",
     "TokenAttention",
     "WeightsError",
     "attention_graph",
@@ -90,6 +120,7 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_corpus",
+    "explain_events",
     "faithfulness",
     "flow",
     "generate",
@@ -98,6 +129,7 @@ __all__ = [
     "max_flow",
     "planted",
     "plausibility",
+    "progress_listener",
     "raw",
     "raw_rows",
     "read_corpus",

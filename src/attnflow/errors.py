@@ -1,14 +1,16 @@
-"""What attnflow raises: an error that a user's input can cause is an `AttnFlowError`, one line."""
+"""Errors and warnings. Every error that an input can cause is an `AttnFlowError` of one line."""
 
-LONGEST = 600  # characters of a message; a value that breaks a rule may be a whole book
+from collections.abc import Iterable
+
+MAX_MESSAGE = 600  # characters; the value in a message may be a whole book
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""A text as a terminal may show it: every character that cannot be seen is escaped.
+    r"""Escape every character of a text that is not printable.
 
-    Control characters in a token, a label or the name of a file would move the cursor, rename the
-    window or reverse the line, and a lone surrogate cannot be written at all.
-    keep: characters that stay as they are, for instance line breaks.
+    Control characters in a token, a label or a file name would move the cursor, rename the window
+    or reverse the line; lone surrogates cannot be written at all.
+    keep: characters that are not escaped, for instance line breaks.
 
     >>> printable("\x1b[31mred")
     '\\x1b[31mred'
@@ -22,44 +24,53 @@ def printable(text: object, keep: str = "") -> str:
 
 
 class AttnFlowError(Exception):
-    """The parent of all errors: the rule, the value that broke it, and the way out, in one line."""
+    """The parent of all errors: the rule, the value that broke it, and the remedy, in one line.
 
-    def __init__(self, message: object = "") -> None:
+    options: arguments as the message spells them, "text_column" or "truncation=True", for callers
+    that spell them otherwise, as the command line does.
+    """
+
+    def __init__(self, message: object = "", *, options: Iterable[str] = ()) -> None:
         line = printable(" ".join(str(message).split()))
-        super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]} ...")
+        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]} ...")
+        self.options = tuple(options)
 
 
 class WeightsError(AttnFlowError, ValueError):
-    """An array that is not attention weights."""
+    """An array that does not hold attention weights."""
 
 
 class OptionError(AttnFlowError, ValueError):
     """An option out of its range, or a name that does not exist."""
 
 
+class TooLongError(OptionError):
+    """An input with more tokens than the model takes."""
+
+
 class FileError(AttnFlowError, ValueError):
-    """A file that cannot be read as what it should be, or cannot be written."""
+    """A file that cannot be read or written."""
 
 
 class CaptureError(AttnFlowError, ValueError):
-    """A model whose attention cannot be captured, or did not come out as attention."""
+    """A model whose attention cannot be captured, or is not attention."""
 
 
 class MissingExtraError(AttnFlowError, ImportError):
-    """A library that this function needs and that is not installed."""
+    """A required library that is not installed."""
 
 
 class RoundingWarning(UserWarning):
-    """A score that is zero by the model's construction, so that what is left is rounding error."""
+    """Digits were lost: a score that is zero by construction, or edges of very different sizes."""
 
 
 class CorpusWarning(UserWarning):
-    """Something about the input or the folder of a corpus that its user should know."""
+    """A problem with the input or the folder of a corpus."""
 
 
 class ShareWarning(UserWarning):
-    """So little of a row was kept that what is left of it says little."""
+    """A row of which too little was kept to be meaningful."""
 
 
 class SaturationWarning(UserWarning):
-    """Attention flow has reached a bound that no source changes, so it says nothing about it."""
+    """Attention flow that equals a bound, or is even, and so hardly tells tokens apart."""

@@ -1,7 +1,7 @@
-"""Warnings that a caller may collect: in its own context only, whatever other threads do.
+"""Warnings that a caller can collect or ignore, in its own context only.
 
-`warnings.catch_warnings` changes filters of the whole process. A context variable changes nothing
-but what is seen by the code that runs within.
+`warnings.catch_warnings` changes the filters of the whole process; a context variable affects only
+the code that runs in the context, whatever other threads do.
 """
 
 import warnings
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# the list that notices go to; None: they become warnings
+# the list that collects notices; None: they become warnings
 collecting: ContextVar[list[str] | None] = ContextVar("collecting", default=None)
 ignoring: ContextVar[bool] = ContextVar("ignoring", default=False)
 
 
 @contextmanager
 def collect_notices() -> Iterator[list[str]]:
-    """A list that gets the text of every notice given within, instead of a warning.
+    """Collect the texts of notices in a list, instead of warning.
 
     >>> with collect_notices() as notices:
     ...     give_notice("flow is even", UserWarning)
@@ -34,7 +34,7 @@ def collect_notices() -> Iterator[list[str]]:
 
 @contextmanager
 def ignore_notices() -> Iterator[None]:
-    """A block whose notices nobody reads, so that nobody need look for what they would say.
+    """Ignore all notices, so that their causes need not be computed.
 
     >>> with ignore_notices():
     ...     give_notice("flow is even", UserWarning)
@@ -47,12 +47,12 @@ def ignore_notices() -> Iterator[None]:
 
 
 def are_notices_read() -> bool:
-    """Whether a notice would reach somebody."""
+    """Whether notices are collected or become warnings."""
     return not ignoring.get()
 
 
 def give_notice(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
-    """Warn, unless somebody collects. stacklevel: of `warnings.warn`, counted from the caller."""
+    """Collect a notice, or warn. stacklevel: as for `warnings.warn`, counted from the caller."""
     notices = collecting.get()
     if not are_notices_read():
         return

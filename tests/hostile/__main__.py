@@ -21,6 +21,11 @@ KINDS = {
     "manifests": (200, 500),
     "kills": (12, 60),
     "tokens": (40, 40),
+    "threads": (16, 96),
+    "chats": (300, 2000),
+    "trained": (25, 100),
+    "spellings": (34, 340),
+    "scales": (100, 1000),
 }
 
 

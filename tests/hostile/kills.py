@@ -16,8 +16,8 @@ from typing import Any
 import attnflow as af
 from attnflow.corpus.manifest import Manifest
 from attnflow.corpus.status import corpus_status, verify_corpus
+from tests.corpora import is_gone, sentences, write_csv
 from tests.hostile.tries import Result, run_tries
-from tests.test_corpus import is_gone, sentences, write_csv
 
 ROWS, SHARD_ROWS = 1500, 50
 OPTIONS: dict[str, Any] = {"methods": ["rollout"], "layers": [6], "shard_rows": SHARD_ROWS}

@@ -14,12 +14,12 @@ from typing import Any
 
 import attnflow as af
 from attnflow.corpus.folder import ERRORS
+from attnflow.corpus.job import name_results
 from attnflow.corpus.manifest import MANIFEST
-from attnflow.corpus.shard_tables import name_results
+from tests.corpora import sentences, write_csv
 from tests.hostile.commands import complaint, run_command
 from tests.hostile.damage import damage_json, dump, odd_json
 from tests.hostile.tries import Result, complain, refusal, run_tries
-from tests.test_corpus import sentences, write_csv
 
 ROWS = 11
 HARMFUL = "harmful"  # a module that can be found, and leaves a trace

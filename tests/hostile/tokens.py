@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import attnflow as af
-from attnflow.show.page import explanation_page, generation_page
 from tests.browser import Visitor, launch
 from tests.families import build, word_tokenizer
 from tests.hostile.tries import CORES, FORK, Result, complain, draw_from
+from tests.pages import explanation_page, generation_page
 
 PAGES: dict[str, Callable[[Any], str]] = {
     "explanation": explanation_page,

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 import attnflow as af
+from tests.corpora import sentences, write_csv
 from tests.families import build, word_tokenizer
 from tests.oracles import attention
-from tests.test_corpus import sentences, write_csv
 
 CONTROL = "key \x1b[31m\x07 \u202e \x9b2J \u2028 lost"
 BYTES = os.fsdecode(b"key \xff\xfe lost")  # what is no UTF-8 comes from a shell like this

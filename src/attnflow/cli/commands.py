@@ -1,25 +1,31 @@
-"""The command line: its commands, and how an error of the user's becomes one line."""
+"""The command line: its commands, and errors as one line."""
 
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from attnflow import __version__
-from attnflow.cli import arrays, comparing, corpora, evaluating, explaining, lab, sharing
-from attnflow.cli.wording import speak_options
+from attnflow.cli import arrays, lab
+from attnflow.cli import compare as comparing
+from attnflow.cli import corpus as corpora
+from attnflow.cli import evaluate as evaluating
+from attnflow.cli import explain as explaining
+from attnflow.cli import generate as generating
+from attnflow.cli import segments as sharing
 from attnflow.errors import AttnFlowError
-from attnflow.show.terminal import print_note, say
+from attnflow.show.terminal.tables import print_note, say
 
-# what typer raises of a command line that it cannot read; newer versions bring a click of their own
+# what typer raises for a command line that it cannot read; newer versions vendor click
 USAGE_ERROR: Any = next(
     parent for parent in typer.BadParameter.__mro__ if parent.__name__ == "ClickException"
 )
 
-app = typer.Typer(
+main_app = typer.Typer(
     help="Which input tokens does a Transformer look at?"
     " Raw attention, attention rollout and attention flow.",
     no_args_is_help=True,
@@ -29,13 +35,13 @@ app = typer.Typer(
 
 
 def show_version(asked: bool) -> None:
-    """Print the version, if it was asked for."""
+    """Print the version for --version."""
     if asked:
         say(f"attnflow {__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@main_app.callback()
 def options(
     version: Annotated[
         bool,
@@ -47,38 +53,38 @@ def options(
     pass
 
 
-app.command("raw")(arrays.raw_command)
-app.command("rollout")(arrays.rollout_command)
-app.command("flow")(arrays.flow_command)
-app.command("capture")(explaining.capture_command)
-app.command("generate")(explaining.generate_command)
-app.command("explain")(explaining.explain_command)
-app.command("compare")(comparing.compare_command)
-app.command("demo")(explaining.demo_command)
-app.command("segments")(sharing.segments_command)
-app.command("evaluate")(evaluating.evaluate_command)
-app.add_typer(corpora.app, name="corpus")
-app.add_typer(lab.train, name="train")
-app.add_typer(lab.reproduce, name="reproduce")
+main_app.command("raw")(arrays.raw_command)
+main_app.command("rollout")(arrays.rollout_command)
+main_app.command("flow")(arrays.flow_command)
+main_app.command("capture")(explaining.capture_command)
+main_app.command("generate")(generating.generate_command)
+main_app.command("explain")(explaining.explain_command)
+main_app.command("compare")(comparing.compare_command)
+main_app.command("demo")(explaining.demo_command)
+main_app.command("segments")(sharing.segments_command)
+main_app.command("evaluate")(evaluating.evaluate_command)
+main_app.add_typer(corpora.corpus_app, name="corpus")
+main_app.add_typer(lab.train_app, name="train")
+main_app.add_typer(lab.reproduce, name="reproduce")
 
 
 def main() -> None:
-    """Run the command line; an error of the user's input is one line and exit status 2."""
+    """Run the command line; an error that input can cause is one line and exit status 2."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us
+        if stream is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
-            # a token that the terminal cannot show is no reason to stop
+            # a token that the terminal cannot show is replaced
             stream.reconfigure(errors="replace")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bars, too, stay out of pipes
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print_note(message)
-            status = app(standalone_mode=False)
+            status = main_app(standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has enough, as head has
+    except BrokenPipeError:  # the reader of the pipe, such as head, is done
         status = 1
         drop_output()
     except typer.Abort:
@@ -102,15 +108,15 @@ def main() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """What happened, for a user who did not write the code; empty if the help was shown instead."""
+    """An error as one line for users; empty if the help was shown instead."""
     if isinstance(error, AttnFlowError):
-        return speak_options(str(error), list_options(), " ".join(sys.argv[1:]))
+        return spell_options(error, list_flags())
     if isinstance(error, USAGE_ERROR):
         if type(error).__name__ == "NoArgsIsHelpError":
             return ""
         context = getattr(error, "ctx", None)
-        way_out = "" if context is None else f"; see {context.command_path} --help"
-        return f"{error.format_message().rstrip('.')}{way_out}"
+        remedy = "" if context is None else f"; see {context.command_path} --help"
+        return f"{error.format_message().rstrip('.')}{remedy}"
     if isinstance(error, OSError):
         place = "cannot write the output" if error.filename is None else error.filename
         return f"{place}: {error.strerror or error}"
@@ -124,17 +130,34 @@ def describe(error: BaseException) -> str:
     return f"a text cannot be read or written: {error}"
 
 
-def list_options() -> dict[str, str]:
-    """The options of the command that was called, as `speak_options` takes them."""
-    command: Any = typer.main.get_command(app)
+def spell_options(error: AttnFlowError, flags: Mapping[str, str]) -> str:
+    """The message of an error, with the options that it names as the command line spells them.
+
+    flags: the options of the command, by the names of the arguments.
+
+    >>> error = AttnFlowError("pass truncation=True to cut it", options=["truncation=True"])
+    >>> spell_options(error, {"truncation": "--truncation"})
+    'pass --truncation to cut it'
+    """
+    message = str(error)
+    for option in error.options:
+        name, _, value = option.partition("=")
+        if name in flags:
+            given = {"True": "", "None": "none"}.get(value, value.strip("'"))
+            message = message.replace(option, f"{flags[name]} {given}".rstrip())
+    return message
+
+
+def list_flags() -> dict[str, str]:
+    """The options of the command that was called, by the names of its arguments."""
+    command: Any = typer.main.get_command(main_app)
     for word in sys.argv[1:]:
         command = getattr(command, "commands", {}).get(word, command)
-    flags = [each for each in command.params if each.opts[0].startswith("--")]
-    return {each.name: each.opts[0] + "=" * (not each.is_flag) for each in flags}
+    return {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("--")}
 
 
 def drop_output() -> None:
-    """Let go what standard output does not take, or Python tries again, and complains, at exit."""
+    """Discard what standard output does not take: at exit, Python would fail to write it again."""
     try:
         sys.stdout.flush()
     except OSError:

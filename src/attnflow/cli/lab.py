@@ -1,23 +1,25 @@
 """The commands of the laboratory: train the paper's models, compute its tables and figures anew."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnflow.cli.evaluating import note_interruption
-from attnflow.cli.options import AnyModel, Limit, Seed, check_out, read_pair
-from attnflow.core.files import PICTURES, check_writable
-from attnflow.models.loading import BUNDLED, SHIPPED
-from attnflow.show.terminal import print_markdown, say
+from attnflow.cli.evaluate import note_interruption
+from attnflow.cli.options import AnyModel, Limit, Seed, expand_options, read_pair
+from attnflow.cli.output import check_out
+from attnflow.core.io.files import PICTURES, check_writable
+from attnflow.models.load import BUNDLED, SHIPPED
+from attnflow.show.terminal.tables import print_markdown, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from attnflow.paper.tables import PaperTable
-    from attnflow.show.drawing import Drawing
+    from attnflow.show.figures.drawing import Drawing
 
-train = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
+train_app = typer.Typer(help="Train the models of the paper's experiments.", no_args_is_help=True)
 reproduce = typer.Typer(help="Compute the paper's tables and figures anew.", no_args_is_help=True)
 
 Data = Annotated[
@@ -26,29 +28,21 @@ Data = Annotated[
         readable=False, metavar="PATH", help="A folder or file of data; may be given several times."
     ),
 ]
-Folder = Annotated[
-    Path,
-    typer.Option(
-        readable=False,
-        metavar="FOLDER",
-        help="The folder to write the model to.",
-        show_default=False,
-    ),
+TrainingFolder = Annotated[
+    Path, typer.Option(readable=False, metavar="FOLDER", help="The folder to write the model to.")
 ]
-VerbNumber = Annotated[
+VerbNumberFolder = Annotated[
     str,
     typer.Option(
         help="A verb-number model: a folder, or one that ships with attnflow; or several seeds of"
         " one recipe, separated by commas."
     ),
 ]
-Side = Annotated[
+SideOption = Annotated[
     str, typer.Option(help="Which side of the data's split: test, dev, train, or all of them.")
 ]
-Text = Annotated[
-    str | None, typer.Argument(help="A sentence; the paper's if not given.", show_default=False)
-]
-Picture = Annotated[
+Text = Annotated[str | None, typer.Argument(help="A sentence; the paper's if not given.")]
+PictureOption = Annotated[
     Path,
     typer.Option(readable=False, metavar="FILE", help="The picture to write: .png, .svg or .pdf."),
 ]
@@ -68,15 +62,14 @@ Stem = Annotated[
         readable=False,
         metavar="NAME",
         help="Write NAME.md and NAME.csv; by default named after the table.",
-        show_default=False,
     ),
 ]
 
 
-@train.command("verb-number")
+@train_app.command("verb-number")
 def verb_number_command(
     data: Data,
-    out: Folder,
+    out: TrainingFolder,
     recipe: Annotated[
         str, typer.Option(help="plain, as the paper describes it; or careful, as bundled.")
     ] = "careful",
@@ -86,14 +79,10 @@ def verb_number_command(
             metavar="PART",
             help="Leave out a part of the careful recipe: blank-loss, augmentation, initialisation,"
             " length or regularisation; may be given several times.",
-            show_default=False,
         ),
     ] = [],  # noqa: B006
     seed: Seed = 0,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="The maximum number of steps.", show_default=False),
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="The maximum number of steps.")] = None,
     resume: Resume = False,
 ) -> None:
     """Train the verb-number model on numpred.* files, or on the full corpus as .tsv or .tsv.gz."""
@@ -108,26 +97,18 @@ def verb_number_command(
     say(f"{out}: {result.steps} steps, {result.seconds:.0f} s")
 
 
-@train.command("sentiment")
+@train_app.command("sentiment")
 def sentiment_command(
     base: Annotated[
-        str,
-        typer.Option(
-            metavar="MODEL",
-            help="The encoder to fine-tune: a folder or a hub id.",
-            show_default=False,
-        ),
+        str, typer.Option(metavar="MODEL", help="The encoder to fine-tune: a folder or a hub id.")
     ],
     data: Annotated[
         Path,
         typer.Option(
-            readable=False,
-            metavar="FOLDER",
-            help="A folder with train, dev and test.tsv.",
-            show_default=False,
+            readable=False, metavar="FOLDER", help="A folder with train, dev and test.tsv."
         ),
     ],
-    out: Folder,
+    out: TrainingFolder,
     epochs: Annotated[int, typer.Option(min=1, help="How often the data is seen.")] = 3,
     seed: Seed = 0,
     limit: Limit = None,
@@ -145,52 +126,45 @@ def sentiment_command(
     )
 
 
+@dataclass(frozen=True)
+class DataFlags:
+    """The examples that are evaluated."""
+
+    data: Data = field(default_factory=list)
+    side: SideOption = "test"
+    limit: Limit = None
+    seed: Seed = 0
+
+
 @reproduce.command()
-def table1(
-    model: VerbNumber = BUNDLED,
-    data: Data = [],  # noqa: B006  # typer's way to say that none need be given
-    side: Side = "test",
-    limit: Limit = None,
-    seed: Seed = 0,
-    out: Stem = None,
-) -> None:
+@expand_options
+def table1(*, model: VerbNumberFolder = BUNDLED, data: DataFlags, out: Stem = None) -> None:
     """Table 1: raw attention, rollout and flow against blank-out, on the verb-number model."""
-    verb_number_table("table1", model, data, side, limit, seed, out)
+    make_verb_number_table("table1", model, data, out)
 
 
 @reproduce.command()
+@expand_options
 def table2(
-    model: VerbNumber = BUNDLED,
-    data: Data = [],  # noqa: B006
-    side: Side = "test",
-    limit: Limit = None,
-    seed: Seed = 0,
+    *,
+    model: VerbNumberFolder = BUNDLED,
+    data: DataFlags,
     reduce: Reduce = "norm",
     out: Stem = None,
 ) -> None:
     """Table 2: raw attention, rollout and flow against input gradients, verb-number model."""
-    verb_number_table("table2", model, data, side, limit, seed, out, reduce)
+    make_verb_number_table("table2", model, data, out, reduce)
 
 
-def verb_number_table(
-    name: str,
-    model: str,
-    data: list[Path],
-    side: str,
-    limit: int | None,
-    seed: int,
-    out: Path | None,
-    reduce: str = "norm",
+def make_verb_number_table(
+    name: str, model: str, data: DataFlags, out: Path | None, reduce: str = "norm"
 ) -> None:
+    """Compute Table 1 or 2, write it and print it."""
     from attnflow.paper import tables
 
     stem = find_stem(out, name)
-    finish_table(
-        tables.compute_verb_number_table(
-            name, model=model, data=data, side=side, limit=limit, seed=seed, reduce=reduce
-        ),
-        stem,
-    )
+    table = tables.compute_verb_number_table(name, model=model, reduce=reduce, **vars(data))
+    finish_table(table, stem)
 
 
 @reproduce.command()
@@ -198,18 +172,18 @@ def table3(
     data: Annotated[
         Path,
         typer.Option(
-            readable=False,
-            metavar="FILE",
-            help="Sentences with labels, as SST-2's test.tsv.",
-            show_default=False,
+            readable=False, metavar="FILE", help="Sentences with labels, as SST-2's test.tsv."
         ),
     ],
     model: Annotated[
         str | None,
         typer.Option(help="A sentiment classifier: a folder or a hub id; the paper's by default."),
     ] = None,
-    query: Annotated[
-        str, typer.Option(help="max or mean over query positions, or focal: CLS alone.")
+    position: Annotated[
+        str,
+        typer.Option(
+            "--position", "--query", help="max or mean over all positions, or focal: CLS alone."
+        ),
     ] = "max",
     limit: Limit = None,
     reduce: Reduce = "norm",
@@ -227,7 +201,7 @@ def table3(
             file.name,
             model=model or tables.SENTIMENT,
             limit=limit,
-            query=query,
+            position=position,
             reduce=reduce,
         ),
         stem,
@@ -235,40 +209,34 @@ def table3(
 
 
 @reproduce.command()
+@expand_options
 def statements(
+    *,
     model: Annotated[
         list[str],
         typer.Option(
             help="A verb-number model, or several seeds of one recipe, separated by commas; may be"
-            " given several times. Those that ship by default.",
-            show_default=False,
+            " given several times. Those that ship by default."
         ),
     ] = [],  # noqa: B006
-    data: Data = [],  # noqa: B006
-    side: Side = "test",
-    limit: Limit = None,
-    seed: Seed = 0,
+    data: DataFlags,
     masked_lm: Annotated[
         str | None,
         typer.Option(
             help="A masked LM, for the statements about pronouns: a folder or a hub id, for"
-            " instance bert-base-uncased.",
-            show_default=False,
+            " instance bert-base-uncased."
         ),
     ] = None,
     out: Stem = None,
 ) -> None:
-    """Which statements of the paper hold on which model, each by a bound that is told."""
+    """Which statements of the paper hold on which model, each by a stated bound."""
     from attnflow.paper.judging import judge_statements
     from attnflow.paper.tables import quote_command_line
 
     stem = find_stem(out, "statements")
     found = judge_statements(
         model or tuple(SHIPPED),
-        data=data,
-        side=side,
-        limit=limit,
-        seed=seed,
+        **vars(data),
         masked_lm=masked_lm,
         command=quote_command_line(),
     )
@@ -279,7 +247,7 @@ def statements(
 
 @reproduce.command()
 def figure1(
-    text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure1.png")
+    text: Text = None, model: AnyModel = BUNDLED, out: PictureOption = Path("figure1.png")
 ) -> None:
     """Figure 1: raw attention, rollout and flow as graphs, side by side."""
     from attnflow.paper import pictures
@@ -289,7 +257,7 @@ def figure1(
 
 @reproduce.command()
 def figure2(
-    text: Text = None, model: AnyModel = BUNDLED, out: Picture = Path("figure2.png")
+    text: Text = None, model: AnyModel = BUNDLED, out: PictureOption = Path("figure2.png")
 ) -> None:
     """Figure 2: raw attention of the focal position in each layer."""
     from attnflow.paper import pictures
@@ -300,13 +268,10 @@ def figure2(
 @reproduce.command()
 def figure3(
     texts: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[TEXT]...", help="Sentences; the paper's if none.", show_default=False
-        ),
+        list[str], typer.Argument(metavar="[TEXT]...", help="Sentences; the paper's if none.")
     ] = [],  # noqa: B006
     model: AnyModel = BUNDLED,
-    out: Picture = Path("figure3.png"),
+    out: PictureOption = Path("figure3.png"),
 ) -> None:
     """Figure 3: raw attention, rollout and flow of the focal position, layer by layer."""
     from attnflow.paper import pictures
@@ -317,32 +282,22 @@ def figure3(
 @reproduce.command()
 def figure4(
     model: Annotated[
-        str,
-        typer.Option(
-            help="A masked LM: a folder or a hub id, for instance bert-base-uncased.",
-            show_default=False,
-        ),
+        str, typer.Option(help="A masked LM: a folder or a hub id, for instance bert-base-uncased.")
     ],
     texts: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[TEXT]...",
-            help="Sentences with [MASK]; the paper's if none.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="[TEXT]...", help="Sentences with [MASK]; the paper's if none."),
     ] = [],  # noqa: B006
     references: Annotated[
         list[str],
         typer.Option(
-            metavar="WORD,WORD",
-            help="What the pronoun may refer to; once for each sentence.",
-            show_default=False,
+            metavar="WORD,WORD", help="What the pronoun may refer to; once for each sentence."
         ),
     ] = [],  # noqa: B006
     candidates: Annotated[
         str, typer.Option(metavar="WORD,WORD", help="The two words for the mask.")
     ] = "his,her",
-    out: Picture = Path("figure4.png"),
+    out: PictureOption = Path("figure4.png"),
 ) -> None:
     """Figure 4: what a masked pronoun looks at, beside the probabilities of two words for it."""
     from attnflow.paper import pictures
@@ -352,7 +307,7 @@ def figure4(
         lambda: pictures.figure_4(
             texts or pictures.PRONOUNS,
             model=model,
-            references=pairs if texts or pairs else pictures.REFERENCES,
+            references=pairs if texts or pairs else pictures.PRONOUN_REFERENTS,
             candidates=read_pair(candidates, "--candidates"),
         ),
         out,
@@ -366,7 +321,7 @@ def draw(figure: "Callable[[], Drawing]", out: Path) -> None:
 
 
 def find_stem(out: Path | None, name: str) -> Path:
-    """Where a table is written, without its endings; refused at once if it cannot be."""
+    """The file of a table without its ending; refused at once if it cannot be written."""
     stem = (
         Path(name) if out is None else out.with_suffix("") if out.suffix in (".md", ".csv") else out
     )

@@ -1,54 +1,61 @@
-"""What several commands share: options, defined once, and how their texts are read."""
+"""The options that several commands share, each defined and read in one place."""
 
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, TypedDict, cast, get_type_hints
 
 import typer
 
+from attnflow.analysis.exclude import ASIDES, EXCLUSIONS
+from attnflow.analysis.faithfulness.metrics import METRICS
+from attnflow.analysis.job import GraphMaker
+from attnflow.core.choices import import_function
 from attnflow.core.comparison import REFERENCES
-from attnflow.core.custom import import_function
-from attnflow.core.files import check_ending, check_writable
-from attnflow.edges.choosing import EdgeWeight
+from attnflow.edges.edge_weight import EDGES, EdgeWeight
 from attnflow.errors import OptionError
-from attnflow.show.shading import ASIDES, EXCLUSIONS
 
 OWN = "package.module:function"
 LEFT_OUT = ",".join(ASIDES)
+
+Function = Callable[..., Any]
+Functions = dict[str, Function | None]  # None: the built-in one of that name
+
+# ---- the options --------------------------------------------------------------------------------
 
 AnyModel = Annotated[
     str,
     typer.Option(help="A folder with a model, a hub id, or the model that ships with attnflow."),
 ]
-Layer = Annotated[
-    int | None,
-    typer.Option(help="Explain this layer's output; the top one by default.", show_default=False),
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A folder with a model, or a hub id.")
 ]
-Layers = Annotated[
-    str | None,
-    typer.Option(help="Which layers, like 1,6; all by default.", show_default=False),
+LayerOption = Annotated[
+    int | None, typer.Option(help="Explain this layer's output; the top one by default.")
 ]
+PositionOption = Annotated[
+    int | None, typer.Option(help="Explain this position; by default 0, or the last if causal.")
+]
+LayersOption = Annotated[str | None, typer.Option(help="Which layers, like 1,6; all by default.")]
 Methods = Annotated[
-    str,
-    typer.Option(help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}."),
+    str, typer.Option(help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}.")
 ]
 SomeMethods = Annotated[
     str | None,
     typer.Option(
         help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}. By default raw,"
-        " rollout and flow, and first what serves best on edges of another kind.",
-        show_default=False,
+        " rollout and flow, and first what serves best on edges of another kind."
     ),
 ]
 Edges = Annotated[
     str | None,
     typer.Option(
         help="What an edge weighs, separated by commas: attention, effective, norm, contribution,"
-        f" gradient; your own as {OWN}.",
-        show_default=False,
+        f" gradient; your own as {OWN}."
     ),
 ]
 Importances = Annotated[
@@ -61,7 +68,6 @@ Faithfulness = Annotated[
         help="Metrics of faithfulness beside the correlations: comprehensiveness, sufficiency,"
         " deletion, insertion, log_odds, comprehensiveness@20, normalised_comprehensiveness, ...;"
         f" your own as {OWN}.",
-        show_default=False,
     ),
 ]
 Replacements = Annotated[
@@ -69,14 +75,13 @@ Replacements = Annotated[
     typer.Option(
         "--replacement",
         metavar="NAME,NAME",
-        help="What is done to tokens that are taken away: unknown, mask, removal, attention, or a"
+        help="What replaces tokens that are taken away: unknown, mask, removal, attention, or a"
         " token; several are compared.",
         show_default="as blank-out chooses",
     ),
 ]
 TargetOf = Annotated[
-    str,
-    typer.Option(help="What faithfulness watches: probability, log_probability or logit."),
+    str, typer.Option(help="What faithfulness watches: probability, log_probability or logit.")
 ]
 Statistic = Annotated[
     str, typer.Option(help="The rank correlation: spearman, kendall, or dense (ranks).")
@@ -84,8 +89,13 @@ Statistic = Annotated[
 Undefined = Annotated[
     str, typer.Option(help="What undefined correlations do: drop out, or count as zero.")
 ]
-Query = Annotated[
-    str, typer.Option(help="focal, max or mean over positions, or the number of a position.")
+PositionChoice = Annotated[
+    str,
+    typer.Option(
+        "--position",
+        "--query",
+        help="focal, max or mean over positions, or the number of a position.",
+    ),
 ]
 Heads = Annotated[
     str, typer.Option(help="How to fuse heads: mean, max, min, or one head's number.")
@@ -99,11 +109,7 @@ Residual = Annotated[
 ]
 Without = Annotated[
     str,
-    typer.Option(
-        metavar="POSITIONS",
-        help="Positions to take out first, for instance 0 or 0,7.",
-        show_default=False,
-    ),
+    typer.Option(metavar="POSITIONS", help="Positions to take out first, for instance 0 or 0,7."),
 ]
 Exclude = Annotated[
     str,
@@ -117,39 +123,160 @@ ComparedWith = Annotated[
     str | None,
     typer.Option(
         metavar="even|others|none",
-        help="Show what exceeds what was to be expected: of even attention, or by the other"
-        " positions.",
-        show_default=False,
+        help="Show which shares exceed those of even attention, or those of the other positions.",
     ),
 ]
-Graph = Annotated[
+GraphOption = Annotated[
     str | None,
     typer.Option(
-        metavar="FUNCTION",
-        help=f"A function of yours from Attention to AttentionGraph, as {OWN}.",
-        show_default=False,
+        metavar="FUNCTION", help=f"Your own function from Attention to AttentionGraph, as {OWN}."
     ),
 ]
 Normalize = Annotated[str, typer.Option(help="sum (rows sum to 1), receptive_field, or none.")]
-Limit = Annotated[
-    int | None, typer.Option(min=1, help="The maximum number of examples.", show_default=False)
-]
+Limit = Annotated[int | None, typer.Option(min=1, help="The maximum number of examples.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of everything that is drawn at random.")]
 SpecialTokens = Annotated[
     bool, typer.Option("--special-tokens", help="Rank CLS, SEP and the like too.")
 ]
 Truncation = Annotated[
-    bool, typer.Option("--truncation", help="Cut off what is longer than the model takes.")
+    bool, typer.Option("--truncation", help="Truncate texts that are longer than the model takes.")
 ]
-ReportFile = Annotated[
-    Path | None,
-    typer.Option(
-        readable=False,
-        metavar="FILE",
-        help="Write .csv, .json, .md or .tex as well.",
-        show_default=False,
-    ),
-]
+
+
+# ---- options that belong together ----------------------------------------------------------------
+
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer takes it: each parameter that is a dataclass becomes its fields.
+
+    >>> @expand_options
+    ... def show(layer: int, *, graph: GraphFlags) -> None:
+    ...     print(layer, graph.without)
+    >>> list(signature(show).parameters)
+    ['layer', 'residual', 'without', 'graph']
+    >>> show(layer=1, residual=None, without="0,7", graph=None)
+    1 0,7
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            parameters += map(describe_field, fields(groups[name]))
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def call(**given: object) -> None:
+        made = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**given, **made)
+
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
+
+
+def describe_field(field: "Field[Any]") -> Parameter:
+    """The parameter of a function for a field of a dataclass."""
+    default = Parameter.empty if field.default is MISSING else field.default
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+
+
+class GraphArguments(TypedDict):
+    """The arguments that make an attention graph."""
+
+    residual: float | None
+    without: list[int]
+    graph: GraphMaker | None
+
+
+@dataclass(frozen=True)
+class GraphFlags:
+    """How attention becomes a graph."""
+
+    residual: Residual = None
+    without: Without = ""
+    graph: GraphOption = None
+
+    def read(self) -> GraphArguments:
+        """The arguments of functions that make graphs."""
+        make = None if self.graph is None else cast(GraphMaker, import_own(self.graph, "graph"))
+        without = read_numbers(self.without, "--without")
+        return {"residual": self.residual, "without": without, "graph": make}
+
+
+class ScoringArguments(TypedDict):
+    """The arguments of `evaluate` and `evaluate_corpus` that say how methods are scored."""
+
+    special_tokens: bool
+    limit: int | None
+    faithfulness: Functions
+    replacement: str | list[str] | None
+    target_of: str
+    statistic: str
+    undefined: str
+
+
+@dataclass(frozen=True)
+class ScoringFlags:
+    """How methods are scored: by rank correlation, and by the faithfulness of their ranks."""
+
+    special_tokens: SpecialTokens = False
+    limit: Limit = None
+    faithfulness: Faithfulness = ""
+    replacement: Replacements = ""
+    target_of: TargetOf = "probability"
+    statistic: Statistic = "spearman"
+    undefined: Undefined = "drop"
+
+    def read(self) -> ScoringArguments:
+        """The arguments of `evaluate` and `evaluate_corpus`."""
+        names = split_names(self.replacement)
+        return {
+            "special_tokens": self.special_tokens,
+            "limit": self.limit,
+            "faithfulness": read_functions(self.faithfulness, METRICS, "metric"),
+            "replacement": names[0] if len(names) == 1 else names or None,
+            "target_of": self.target_of,
+            "statistic": self.statistic,
+            "undefined": self.undefined,
+        }
+
+
+@dataclass(frozen=True)
+class ViewFlags:
+    """Which tokens the terminal shades, and what their shares are compared with."""
+
+    compared_with: ComparedWith = None
+    exclude: Exclude = LEFT_OUT
+
+    def read_exclude(self) -> list[str | int]:
+        """Positions, and words for some of them."""
+        chosen = [read_name_or_number(part, "--exclude") for part in split_names(self.exclude)]
+        for each in chosen:
+            if isinstance(each, str) and each not in EXCLUSIONS:
+                known = ", ".join((*EXCLUSIONS, "positions like 0,7"))
+                raise OptionError(f"unknown --exclude {each!r}; choose from {known}")
+        return chosen
+
+    def read_reference(self, default: str | None) -> str | None:
+        """What shares are compared with: "even", "others", or None; the default if not given."""
+        if self.compared_with is None:
+            return default
+        if self.compared_with not in (*REFERENCES, "none"):
+            raise OptionError(
+                f"--compared-with must be {', '.join(REFERENCES)} or none;"
+                f" got {self.compared_with!r}"
+            )
+        return None if self.compared_with == "none" else self.compared_with
+
+
+# ---- how they are read ---------------------------------------------------------------------------
 
 
 def split_names(text: str) -> list[str]:
@@ -158,13 +285,13 @@ def split_names(text: str) -> list[str]:
 
 
 def split_columns(text: str) -> list[str]:
-    """Names of columns separated by commas; a name may have spaces."""
+    """Names separated by commas; a name may contain spaces."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]:
-    """Methods or importances: names of attnflow's (None), and functions of the user's."""
-    chosen: dict[str, Callable[..., Any] | None] = {}
+def read_functions(text: str, known: Mapping[str, object], what: str) -> Functions:
+    """Functions by name: built-in (None), or user-defined and imported."""
+    chosen: Functions = {}
     for part in split_names(text):
         name, _, reference = part.rpartition("=")
         function = import_own(reference, what) if ":" in reference else None
@@ -172,12 +299,45 @@ def read_functions(text: str, what: str) -> dict[str, Callable[..., Any] | None]
         name = name or own_name or reference.rpartition(":")[2]
         if name in chosen:
             raise OptionError(f"each {what} must have a name of its own; got {name!r} twice")
+        if function is None:
+            check_known_name(name, known, what, f", or give a function as {OWN}")
         chosen[name] = function
     return chosen
 
 
+def read_edge_names(text: str | None) -> Functions | None:
+    """Kinds of edges by name: built-in (None), or user-defined; None if not given."""
+    return None if text is None else read_functions(text, EDGES, "edge weight")
+
+
+def check_known_name(
+    name: str, known: Mapping[str, object], what: str, otherwise: str = ""
+) -> None:
+    """Refuse an unknown name. otherwise: the alternative to a name, for the message."""
+    try:
+        known[name]
+    except KeyError:  # not `in`: METRICS has more names than it lists
+        more = ", comprehensiveness@20 and the like" if known is METRICS else ""
+        raise OptionError(
+            f"unknown {what} {name!r}; choose from {', '.join(known)}{more}{otherwise}"
+        ) from None
+
+
+def import_own(reference: str, what: str) -> Function:
+    """A user-defined function of an installed package or of the current folder."""
+    search_current_folder()
+    return import_function(reference, what)
+
+
+def search_current_folder() -> None:
+    """Make modules of the current folder importable, after all others."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+
+
 def read_input(text: str) -> str:
-    """A text as it was typed, or all of standard input for "-", without the last line's end."""
+    """The text as typed; for "-" all of standard input, without the end of its last line."""
     if text != "-":
         return text
     try:
@@ -186,39 +346,11 @@ def read_input(text: str) -> str:
         raise OptionError(f"standard input must be UTF-8; got {error.reason}") from error
 
 
-def check_names(names: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse names that are not among attnflow's, where no function can be given."""
-    for name in names:
-        if name not in known:
-            raise OptionError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
-
-
-def read_edge_names(text: str | None) -> dict[str, Callable[..., Any] | None] | None:
-    """Kinds of edges: names of attnflow's (None), and edge weights of the user's; None if none."""
-    return None if text is None else read_functions(text, "edge weight")
-
-
-def import_own(reference: str, what: str) -> Callable[..., Any]:
-    """A function of the user's, of an installed package or the current folder."""
-    search_current_folder()
-    return import_function(reference, what)
-
-
-def search_current_folder() -> None:
-    """Have modules of the current folder found, after all others."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
-
-
 def read_number(text: str, option: str) -> int:
-    """A whole number of the command line; Python would refuse to read some thousand digits."""
+    """A whole number of at most 18 digits, which Python always reads."""
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        got = (
-            repr(text)
-            if len(text) <= 40
-            else f"{text[:20]!r} and {len(text) - 20:,} more characters"
-        )
+        cut = f"{text[:20]!r} and {len(text) - 20:,} more characters"
+        got = repr(text) if len(text) <= 40 else cut
         raise OptionError(f"{option} must be numbers like 1,6; got {got}")
     return int(text)
 
@@ -228,36 +360,18 @@ def read_numbers(text: str, option: str) -> list[int]:
     return [read_number(part, option) for part in split_names(text)]
 
 
-def read_exclude(text: str) -> list[str | int]:
-    """What --exclude means: positions, and words for some."""
-    chosen = [read_name_or_number(part, "--exclude") for part in split_names(text)]
-    words = [each for each in chosen if isinstance(each, str)]
-    check_names(words, (*EXCLUSIONS, "positions like 0,7"), "--exclude")
-    return chosen
-
-
-def read_reference(text: str | None, default: str | None) -> str | None:
-    """What --compared-with means: one of the references, or None."""
-    if text is None or text == "none":
-        return default if text is None else None
-    if text not in REFERENCES:
-        raise OptionError(f"--compared-with must be {', '.join(REFERENCES)} or none; got {text!r}")
-    return text
-
-
 def read_name_or_number(text: str, option: str) -> str | int:
-    """A whole number, if a text looks like one; else the text, a name that others know."""
-    looks = text.removeprefix("-").isdecimal()
-    return read_number(text, option) if looks else text
+    """A whole number if the text looks like one, else the text, a name."""
+    return read_number(text, option) if text.removeprefix("-").isdecimal() else text
 
 
-def read_layers(text: str | None) -> list[int] | None:
-    """Layers from a list like 1,6; None if there is none."""
+def parse_layers(text: str | None) -> list[int] | None:
+    """Layers from a list like 1,6; None if it is empty."""
     return read_numbers(text or "", "--layers") or None
 
 
 def read_normalize(text: str) -> str | None:
-    """What --normalize means to a method."""
+    """The `normalize` of a method."""
     return None if text.lower() == "none" else text
 
 
@@ -267,16 +381,3 @@ def read_pair(text: str, option: str) -> tuple[str, str]:
     if len(words) != 2 or not all(words):
         raise OptionError(f"{option} must be two words with a comma between them; got {text!r}")
     return words[0], words[1]
-
-
-def check_out(out: Path | None, endings: Iterable[str]) -> None:
-    """Refuse an output that cannot be written before anything is computed."""
-    if out is not None:
-        check_ending(out, endings)
-        check_writable(out)
-
-
-def read_replacements(text: str) -> str | list[str] | None:
-    """What --replacement means: one, several, or None if it was not given."""
-    names = split_names(text)
-    return names if len(names) > 1 else next(iter(names), None)

@@ -1,20 +1,23 @@
-"""Arrays of any library and precision, converted, checked and renormalised slab by slab."""
+"""Arrays of any library and precision: converted, checked and renormalised slab by slab."""
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from attnflow.errors import WeightsError
 
+if TYPE_CHECKING:
+    import torch
+
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Number = TypeVar("Number", bound=np.generic)
 
 ROW_TOLERANCE = {8: 1e-6, 4: 1e-4, 2: 1e-2}  # how far from 1 a row may sum, by bytes per number
-# ... and still be left as it is, so that what was saved loads bit for bit
+# ... and not be renormalised, so that saved weights load bit for bit
 ROW_ROUNDING = {8: 1e-14, 4: 1e-6, 2: 0.0}
 SLAB = 2**16  # numbers worked on together: some rows of a long input, all layers of a short one
 NO_WEIGHTS = (
@@ -22,8 +25,8 @@ NO_WEIGHTS = (
     " or use af.capture"
 )
 
-# the way out for whoever gives an object of attnflow's own where arrays are taken
-INSTEAD = {
+# hints for attnflow objects passed as arrays
+HINTS = {
     "Attention": "attention.graph() makes a graph of it",
     "AttentionGraph": "it is a graph already, which every method takes",
     "Explanation": "give its .graph",
@@ -36,35 +39,34 @@ INSTEAD = {
 }
 
 
-def find_instead(value: Any) -> str | None:
-    """What to give instead of an object of attnflow's own; None for any other."""
+def find_hint(value: object) -> str | None:
+    """A hint on what to pass instead of an attnflow object; None for all others."""
     kind = type(value)
-    ours = kind.__module__.partition(".")[0] == "attnflow"
-    return INSTEAD.get(kind.__name__) if ours else None
+    is_attnflow = kind.__module__.partition(".")[0] == "attnflow"
+    return HINTS.get(kind.__name__) if is_attnflow else None
 
 
-def stack_layers(weights: Any) -> tuple[Array, int]:
+def stack_layers(weights: object) -> tuple[Array, int]:
     """One array [layer, head, query, key] or [layer, query, key], and its bytes per number."""
     layers, precision = convert_layers(weights)
     if not isinstance(layers, list):
-        several = layers.ndim == 5
-        return np.stack(
-            [pick_sequence(layer) for layer in layers]
-        ) if several else layers, precision
+        if layers.ndim == 5:  # with an axis of sequences
+            layers = np.stack([pick_sequence(layer) for layer in layers])
+        return layers, precision
     layers = [pick_sequence(layer) if layer.ndim == 4 else layer for layer in layers]
     check_shapes(layers)
-    # layers of different precisions are all of the lowest
+    # layers of different precisions all get the lowest
     return np.stack(layers, dtype=np.float64 if precision == 8 else np.float32), precision
 
 
-def convert_layers(weights: Any) -> tuple[Array | list[Array], int]:
-    """One array, or a list of one per layer if given so, and the lowest bytes per number."""
+def convert_layers(weights: object) -> tuple[Array | list[Array], int]:
+    """One array, or a list of one per layer if given as such, and the lowest bytes per number."""
     if weights is None or (isinstance(weights, list | tuple) and not weights):
         raise WeightsError(f"weights are empty: {NO_WEIGHTS}")
-    instead = find_instead(weights)
-    if instead is not None:
+    hint = find_hint(weights)
+    if hint is not None:
         raise WeightsError(
-            f"weights must be an array, or one per layer; got {type(weights).__name__}: {instead}"
+            f"weights must be an array, or one per layer; got {type(weights).__name__}: {hint}"
         )
     if not isinstance(weights, list | tuple) or not any(
         hasattr(layer, "shape") or layer is None for layer in weights
@@ -99,7 +101,7 @@ def pick_sequence(layer: Array) -> Array:
     return layer[0]  # type: ignore[no-any-return]
 
 
-def to_array(value: Any, name: str) -> tuple[Array, int]:
+def to_array(value: object, name: str) -> tuple[Array, int]:
     """Any library's array as a numpy array of float32 or float64, and its bytes per number."""
     if isinstance(value, np.ma.MaskedArray):
         raise WeightsError(
@@ -109,10 +111,10 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
     try:
         # torch: on any device, with or without gradient, and numpy knows no bfloat16
         if hasattr(value, "detach"):
-            value = value.detach().cpu()
-            if value.dtype.is_floating_point and value.element_size() <= 2:
-                return value.float().numpy(), 2
-            value = value.numpy()
+            tensor: torch.Tensor = value.detach().cpu()
+            if tensor.dtype.is_floating_point and tensor.element_size() <= 2:
+                return tensor.float().numpy(), 2
+            value = tensor.numpy()
         elif (
             not isinstance(value, np.ndarray | list | tuple)
             and not hasattr(value, "__array__")
@@ -136,10 +138,10 @@ def to_array(value: Any, name: str) -> tuple[Array, int]:
     return array.astype(np.float64 if precision == 8 else np.float32, copy=False), precision
 
 
-def needs_copy(array: Array, given: Any, copy: bool) -> bool:
+def needs_copy(array: Array, given: object, copy: bool) -> bool:
     """Whether an array must be copied before it is written to.
 
-    Not if it was just stacked from a list, nor if its owner gave it away by copy=False.
+    Not if it was just stacked from a list, nor with copy=False.
     """
     stacked = isinstance(given, list | tuple)
     given_away = not copy and array is given and array.flags.writeable
@@ -147,7 +149,7 @@ def needs_copy(array: Array, given: Any, copy: bool) -> bool:
 
 
 def make_room(shape: tuple[int, ...], precision: int) -> Array:
-    """An uninitialised array, or an error that says what it would need."""
+    """An uninitialised array, or an error with the memory that it needs."""
     try:
         return np.empty(shape, np.float64 if precision == 8 else np.float32)
     except (MemoryError, ValueError) as error:
@@ -168,44 +170,37 @@ def read_only(array: npt.NDArray[Number]) -> npt.NDArray[Number]:
 def check_rows(
     weights: Array, precision: int, *, skip: Sequence[int] = (), copy: bool = True
 ) -> Array:
-    """weights [layer, ..., query, key] with rows that sum to 1, or an error with the place.
+    """Check that rows of weights [layer, ..., query, key] sum to 1, and renormalise them.
 
-    They are renormalised in float64, slab by slab. precision: the bytes per number they had. Rows
-    of the positions in `skip` are not checked. copy=False: the array itself is renormalised.
+    precision: the bytes per number they had. Rows of the positions in `skip` are not checked.
+    copy=False: the array itself is renormalised.
     """
     check_square(weights, "weights")
     checked = make_room(weights.shape, precision) if copy else weights
-    for layers, queries in cut_slabs(weights):
-        part = weights[layers, ..., queries, :].astype(np.float64, order="C")
-        check_numbers(part, "weights", layers, queries)
-        with np.errstate(over="ignore"):
-            sums = part.sum(axis=-1, keepdims=True)
+    tolerance = ROW_TOLERANCE[precision]
+    for layers, queries, part, sums in read_slabs(weights, "weights"):
         distance = np.abs(sums - 1)
-        off = distance[..., 0] > ROW_TOLERANCE[precision]
+        off = distance > tolerance
         if skip:
             off[..., np.isin(np.arange(weights.shape[-1])[queries], skip)] = False
         if off.any():
             place = find_first(off)
             raise WeightsError(
-                f"rows of the weights must sum to 1 within {ROW_TOLERANCE[precision]:g};"
-                f" {name_place(part, place, layers, queries)} sums to {sums[place][0]:.6g} (are"
+                f"rows of the weights must sum to 1 within {tolerance:g};"
+                f" {name_place(part, place, layers, queries)} sums to {sums[place]:.6g} (are"
                 " these weights after softmax, of a model in eval mode, [layer, head, query, key]?)"
             )
-        checked[layers, ..., queries, :] = np.divide(
-            part, sums, out=part, where=(sums > 0) & (distance > ROW_ROUNDING[precision])
-        )
+        rough = (sums > 0) & (distance > ROW_ROUNDING[precision])
+        np.divide(part, sums[..., None], out=part, where=rough[..., None])
+        checked[layers, ..., queries, :] = part
     return checked
 
 
 def check_edges(edges: Array, precision: int, *, copy: bool = True) -> Array:
-    """edges [layer, query, key]: finite and not negative, rows of any sum; or an error."""
+    """Check that edges [layer, query, key] are finite and not negative; rows may have any sum."""
     check_square(edges, "edges")
     checked = make_room(edges.shape, precision) if copy else edges
-    for layers, queries in cut_slabs(edges):
-        part = edges[layers, queries].astype(np.float64)
-        check_numbers(part, "edges", layers, queries)
-        with np.errstate(over="ignore"):
-            sums = part.sum(axis=-1)
+    for layers, queries, part, sums in read_slabs(edges, "edges"):
         if not np.isfinite(sums).all():
             place = name_place(part, find_first(~np.isfinite(sums)), layers, queries)
             raise WeightsError(f"edges must have finite row sums; got {place}: scale them")
@@ -214,7 +209,7 @@ def check_edges(edges: Array, precision: int, *, copy: bool = True) -> Array:
 
 
 def check_square(weights: Array, what: str) -> None:
-    """Refuse layers [..., query, key] of different numbers of queries and keys, or without any."""
+    """Refuse layers [..., query, key] that are not square, or empty."""
     if weights.shape[-1] != weights.shape[-2]:
         raise WeightsError(
             f"layers of the {what} must be square, [query, key]; got shape {weights.shape}"
@@ -226,15 +221,29 @@ def check_square(weights: Array, what: str) -> None:
         )
 
 
-def check_numbers(part: Floats, what: str, layers: slice, queries: slice) -> None:
-    """Refuse what is not finite, or negative, in a slab."""
-    bad = ~np.isfinite(part) | (part < 0)
-    if bad.any():
-        place = find_first(bad)
-        raise WeightsError(
-            f"{what} must be finite and not negative; got {part[place]} at"
-            f" {name_place(part, place, layers, queries)}"
-        )
+class Slab(NamedTuple):
+    """A part of weights [layer, ..., query, key] in float64."""
+
+    layers: slice
+    queries: slice
+    part: Floats  # [layer, ..., query, key]
+    sums: Floats  # [layer, ..., query]
+
+
+def read_slabs(weights: Array, what: str) -> Iterator[Slab]:
+    """The slabs of weights, one after another; numbers must be finite and not negative."""
+    for layers, queries in cut_slabs(weights):
+        part = weights[layers, ..., queries, :].astype(np.float64, order="C")
+        bad = ~np.isfinite(part) | (part < 0)
+        if bad.any():
+            place = find_first(bad)
+            raise WeightsError(
+                f"{what} must be finite and not negative; got {part[place]} at"
+                f" {name_place(part, place, layers, queries)}"
+            )
+        with np.errstate(over="ignore"):
+            sums = part.sum(axis=-1)
+        yield Slab(layers, queries, part, sums)
 
 
 def cut_slabs(weights: Array) -> Iterator[tuple[slice, slice]]:

@@ -1,16 +1,14 @@
-"""`Attention`: the attention weights of one sequence as a model gave them, with its tokens."""
+"""`Attention`: the attention weights of one sequence, as a model returns them, with its tokens."""
 
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 import numpy as np
 
 from attnflow.core.arrays import (
-    Array,
     Floats,
     check_rows,
     needs_copy,
@@ -21,27 +19,34 @@ from attnflow.core.arrays import (
 from attnflow.core.checks import (
     check_grid,
     check_integers,
-    check_layer_names,
-    check_names,
     check_positions,
     check_residual,
     check_source,
-    check_words,
 )
-from attnflow.core.files import write_file
-from attnflow.core.formatting import format_count
 from attnflow.core.fusion import Fusion, check_head, fuse_heads, name_fusion
-from attnflow.core.graph import RESIDUAL, AttentionGraph, freeze, make_graph
+from attnflow.core.graph import RESIDUAL, AttentionGraph, LayeredWeights, make_graph
+from attnflow.core.io.files import write_file, write_npz
+from attnflow.core.io.formatting import format_count
+from attnflow.core.io.storage import pack_attention, read_arrays, unpack_attention
+from attnflow.core.io.views import format_attention
 from attnflow.core.masks import LEAK, check_mask, take_out
 from attnflow.core.padding import cut_sequence, pick_real, read_padded, read_padding
 from attnflow.core.provenance import Source
-from attnflow.core.storage import pack_attention, read_arrays, unpack_attention
-from attnflow.core.views import format_attention
 from attnflow.errors import AttnFlowError, FileError, OptionError, WeightsError
 
 
+class WeightsOptions(TypedDict, total=False):
+    """Options that are the same for all sequences of a batch."""
+
+    causal: bool | None
+    window: int | Sequence[int | None] | None
+    fused: str | None
+    layer_names: Iterable[str] | None
+    source: Source | None
+
+
 @dataclass(frozen=True, eq=False, init=False, repr=False)
-class Attention:
+class Attention(LayeredWeights):
     """One sequence's attention weights.
 
     Takes numpy, torch (any device, with gradient, bfloat16), JAX and TensorFlow arrays, and the
@@ -65,59 +70,44 @@ class Attention:
     fused
         How heads were fused; if None, "mean" for weights without an axis of heads.
     no_token_share
-        [layer, query]: the share of attention that went to no token, in models whose softmax has
-        an extra logit.
+        [layer, query]: the share of attention to no token, in models whose softmax has an extra
+        logit.
     layer_names
-        What the layers are, if they are not simply a model's layers.
+        The names of the layers, if they are not simply a model's layers.
     grid
-        Patches down and across, for images.
+        The number of patches down and across, for images.
     source
-        Where the weights came from, as a `Source`.
+        The origin of the weights, a `Source`.
     copy
-        False: the array given, if it is a numpy array of float32 or float64, becomes the
-        Attention's own and is renormalised in place.
-    sink
-        The old name of `no_token_share`.
+        If False, a numpy array of float32 or float64 is not copied: it is renormalised in place and
+        belongs to the Attention.
 
     >>> attention = Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"])
     >>> attention
     <Attention: 1 layer, fused heads (mean), 2 positions>
     """
 
-    weights: Array  # [layer, head, query, key], rows sum to 1
-    tokens: tuple[str, ...] | None
-    causal: bool
-    window: tuple[int | None, ...]
-    words: tuple[int | None, ...] | None
+    # weights are [layer, head, query, key], rows sum to 1
     fused: str | None
     no_token_share: Floats | None  # [layer, query]
-    layer_names: tuple[str, ...] | None
     grid: tuple[int, int] | None
     source: Source | None
 
     def __init__(
         self,
-        weights: Any,
+        weights: object,
         *,
         tokens: Iterable[str] | None = None,
         causal: bool | None = None,
         window: int | Sequence[int | None] | None = None,
         words: Iterable[int | None] | None = None,
         fused: str | None = None,
-        no_token_share: Any = None,
+        no_token_share: object = None,
         layer_names: Iterable[str] | None = None,
         grid: tuple[int, int] | None = None,
         source: Source | None = None,
         copy: bool = True,
-        sink: Any = None,
     ) -> None:
-        if sink is not None:
-            warnings.warn(
-                "Attention(sink=...) is now called no_token_share: a sink is a token",
-                FutureWarning,
-                stacklevel=2,
-            )
-            no_token_share = sink if no_token_share is None else no_token_share
         array, precision = stack_layers(weights)
         if fused is not None and not isinstance(fused, str):
             raise WeightsError(f"fused must say how heads were fused, as a string; got {fused!r}")
@@ -135,46 +125,23 @@ class Attention:
         depth, size = array.shape[0], array.shape[-1]
         checked = check_rows(array, precision, copy=needs_copy(array, weights, copy))
         causal, windows = check_mask(checked, "weights", causal, window, leak=LEAK)
-        if no_token_share is not None:
-            no_token_share = check_shares(no_token_share, (depth, size))
-        freeze(
-            self,
-            weights=read_only(checked.reshape(depth, -1, size, size)),
-            tokens=check_names(tokens, size, "tokens"),
+        self._fill(
+            checked.reshape(depth, -1, size, size),
+            tokens=tokens,
+            words=words,
+            layer_names=layer_names,
             causal=causal,
             window=windows,
-            words=check_words(words, size),
             fused=fused,
-            no_token_share=no_token_share,
-            layer_names=check_layer_names(layer_names, depth),
+            no_token_share=check_shares(no_token_share, (depth, size)),
             grid=check_grid(grid),
             source=check_source(source),
         )
 
     @property
-    def sink(self) -> Floats | None:
-        """The old name of `no_token_share`."""
-        warnings.warn(
-            "Attention.sink is now called no_token_share: a sink is a token",
-            FutureWarning,
-            stacklevel=2,
-        )
-        return self.no_token_share
-
-    @property
-    def depth(self) -> int:
-        """The number of layers."""
-        return int(self.weights.shape[0])
-
-    @property
     def heads(self) -> int:
         """The number of heads; 1 if they are fused."""
         return int(self.weights.shape[1])
-
-    @property
-    def size(self) -> int:
-        """The number of positions."""
-        return int(self.weights.shape[2])
 
     def graph(
         self,
@@ -259,33 +226,33 @@ class Attention:
     @classmethod
     def from_batch(
         cls,
-        weights: Any,
-        mask: Any,
+        weights: object,
+        mask: object,
         tokens: Iterable[Iterable[str]] | None = None,
         *,
         words: Iterable[Iterable[int | None]] | None = None,
-        **options: Any,
+        **options: Unpack[WeightsOptions],
     ) -> "list[Attention]":
         """One Attention per sequence of a padded batch, as a model returns its weights.
 
-        Rows and columns of padding are cut out, wherever they stand, and so are holes in the mask.
-        What real tokens gave to padding must be 0 but for rounding.
+        Rows and columns of padding are cut out, wherever they stand. The attention of real tokens
+        to padding must be 0, up to rounding.
 
         Parameters
         ----------
         weights
-            A list of one array [batch, head, query, key] per layer, or of [batch, query, key] if
-            heads are fused; or one array [layer, batch, head, query, key]. One array of 4 axes is
-            refused, as its axes could be either.
+            A list of one array [batch, head, query, key] per layer, or [batch, query, key] if heads
+            are fused; or one array [layer, batch, head, query, key]. One array of 4 axes is
+            ambiguous, and refused.
         mask
-            [batch, position]: 1 for real tokens, 0 for padding, as the model was given it.
+            [batch, position]: the attention mask, 1 for real tokens and 0 for padding.
         tokens
             One list of names per sequence: of all positions, or of the real tokens.
         words
-            The words of these, one list of numbers per sequence.
+            One list of word numbers per sequence, of the same tokens.
         options
-            `causal`, `window`, `fused`, `layer_names` and `source`, the same for all, as
-            `Attention` takes them.
+            `causal`, `window`, `fused`, `layer_names` and `source` of all sequences, as for
+            `Attention`.
 
         >>> layer = [[[1.0, 0.0], [0.0, 0.0]], [[0.5, 0.5], [1.0, 0.0]]]  # [batch, query, key]
         >>> [one.size for one in Attention.from_batch([np.array(layer)], [[1, 0], [1, 1]])]
@@ -319,12 +286,11 @@ class Attention:
         """
         if Path(path).suffix.lower() != ".npz":
             raise FileError(f"cannot write {Path(path)}: attention is saved as .npz")
-        arrays: dict[str, Any] = pack_attention(self)
-        return write_file(path, lambda file: np.savez_compressed(file, **arrays))
+        return write_file(path, lambda file: write_npz(file, pack_attention(self)))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Attention":
-        """Read what `save` wrote; or a .npy, or an .npz with one array, of weights.
+        """Read a file of `save`, a .npy of weights, or an .npz with one array of weights.
 
         Parameters
         ----------
@@ -355,8 +321,10 @@ class Attention:
         return f"<Attention: {layers}, {heads}, {positions}>"
 
 
-def check_shares(shares: Any, shape: tuple[int, int]) -> Floats:
-    """Check no_token_share, and make it float64 and read-only."""
+def check_shares(shares: object, shape: tuple[int, int]) -> Floats | None:
+    """Check no_token_share [layer, query], and make it float64 and read-only; None for None."""
+    if shares is None:
+        return None
     checked = to_array(shares, "no_token_share")[0].astype(np.float64)
     if checked.shape != shape:
         raise WeightsError(

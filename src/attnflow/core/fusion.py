@@ -1,7 +1,6 @@
-"""Heads fused into one matrix per layer: by mean, maximum, minimum, one head alone, a function."""
+"""Fusion of heads into one matrix per layer: mean, maximum, minimum, one head, or a function."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -43,8 +42,8 @@ def fuse_heads(weights: Array, heads: Fusion) -> Array:
     return fused
 
 
-def name_fusion(heads: Fusion, top_head: Any = None) -> str:
-    """How heads were fused, in words. top_head: (layer, head) of one that stands alone on top.
+def name_fusion(heads: Fusion, top_head: tuple[int, int] | None = None) -> str:
+    """A description of how heads were fused. top_head: (layer, head) of one alone at the top.
 
     >>> name_fusion(3), name_fusion(np.median), name_fusion("mean", (6, 3))
     ('3', 'median', 'mean, head 3 alone in layer 6')
@@ -53,7 +52,7 @@ def name_fusion(heads: Fusion, top_head: Any = None) -> str:
     return name if top_head is None else f"{name}, head {top_head[1]} alone in layer {top_head[0]}"
 
 
-def check_head(head: Any, count: int) -> int:
+def check_head(head: object, count: int) -> int:
     """The number of a head, checked."""
     (number,) = check_integers([head], "heads")
     if not 0 <= number < count:
@@ -62,7 +61,7 @@ def check_head(head: Any, count: int) -> int:
 
 
 def call_fusion(fusion: Callable[..., Array], layer: Floats, number: int) -> Floats:
-    """Fuse a layer [head, query, key] into [query, key] by a user's function."""
+    """Fuse a layer [head, query, key] into [query, key] by a user-defined function."""
     try:
         matrix = np.asarray(fusion(layer, axis=0), dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ sum to 1.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Self
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from attnflow.core.checks import (
     check_source,
     check_words,
 )
-from attnflow.core.formatting import format_count
+from attnflow.core.io.formatting import format_count
 from attnflow.core.layers import Layers
 from attnflow.core.masks import LEAK, check_mask, find_visible, take_out
 from attnflow.core.provenance import Source
@@ -41,12 +41,57 @@ RESIDUAL = 0.5
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
-class AttentionGraph:
-    """What rollout and flow run on: a layered graph. Usually made by `Attention.graph()`.
+class LayeredWeights:
+    """What `Attention` and `AttentionGraph` share: the weights of one sequence, layer by layer."""
 
-    Either from fused attention weights, into which the residual is mixed, or from edges of any
-    kind, which hold it already. Weights of float32 stay float32, in which rows sum to 1 only
-    nearly; edges are float64, in which they do. All arrays are read-only.
+    weights: Array  # [layer, ..., query, key]
+    tokens: tuple[str, ...] | None
+    causal: bool
+    window: tuple[int | None, ...]
+    words: tuple[int | None, ...] | None
+    layer_names: tuple[str, ...] | None
+
+    def _fill(
+        self,
+        weights: Array,
+        *,
+        tokens: Iterable[str] | None,
+        words: Iterable[int | None] | None,
+        layer_names: Iterable[str] | None,
+        **fields: object,
+    ) -> None:
+        """Check the names and set all fields, once, in the constructor."""
+        depth, size = len(weights), weights.shape[-1]
+        freeze(
+            self,
+            weights=read_only(weights),
+            tokens=check_names(tokens, size, "tokens"),
+            words=check_words(words, size),
+            layer_names=check_layer_names(layer_names, depth),
+            **fields,
+        )
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self  # nothing of it can change
+
+    @property
+    def depth(self) -> int:
+        """The number of layers; the top one has this number."""
+        return int(self.weights.shape[0])
+
+    @property
+    def size(self) -> int:
+        """The number of positions."""
+        return int(self.weights.shape[-1])
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class AttentionGraph(LayeredWeights):
+    """The layered graph that methods run on. Usually made by `Attention.graph()`.
+
+    It is made either from fused attention weights, into which the residual is mixed, or from edges
+    of any kind, which include it. Weights of float32 stay float32, in which rows sum to 1 only
+    nearly; `edges` are float64, in which they do. All arrays are read-only.
 
     Parameters
     ----------
@@ -55,8 +100,8 @@ class AttentionGraph:
     edges
         [layer, query, key] instead of weights: finite, not negative, rows of any sum.
     residual
-        The weight of the residual connection, from 0 up to but not including 1; 0.5 if None. Not
-        with edges, which have it inside.
+        The weight of the residual connection, from 0 up to but not including 1; 0.5 if None.
+        Refused with edges, which include it.
     tokens
         One name per position.
     causal
@@ -69,14 +114,14 @@ class AttentionGraph:
     removed
         Positions to remove; negative ones count from the end.
     layer_names
-        What the layers are, if they are not simply a model's layers.
+        The names of the layers, if they are not simply a model's layers.
     edge_name
-        What an edge weighs; "attention" for weights, "given" for edges if None.
+        The name of the edge weight; if None, "attention" for weights and "given" for edges.
     source
-        Where the weights came from; a `Source` that names no model if None.
+        The origin of the weights; a `Source` without a model if None.
     copy
-        False: the array given, if it is a numpy array of float32 or float64, becomes the graph's
-        own and is renormalised in place.
+        If False, a numpy array of float32 or float64 is not copied: it is renormalised in place and
+        belongs to the graph.
 
     >>> graph = AttentionGraph([[[0.5, 0.5], [1.0, 0.0]]])
     >>> graph.edges[0].tolist()
@@ -85,23 +130,17 @@ class AttentionGraph:
     <AttentionGraph: 1 layer, 2 positions, residual inside>
     """
 
-    # [layer, query, key] in float32 where that came in; the edges where the residual is inside
-    weights: Array
+    # weights are [layer, query, key], in float32 if they were; the edges if the residual is inside
     residual: float | None  # None: inside the edges
-    tokens: tuple[str, ...] | None
-    causal: bool
-    window: tuple[int | None, ...]
-    words: tuple[int | None, ...] | None
     removed: tuple[int, ...]
-    layer_names: tuple[str, ...] | None
     edge_name: str
     source: Source
 
     def __init__(
         self,
-        weights: Any = None,
+        weights: object = None,
         *,
-        edges: Any = None,
+        edges: object = None,
         residual: float | None = None,
         tokens: Iterable[str] | None = None,
         causal: bool | None = None,
@@ -116,17 +155,12 @@ class AttentionGraph:
         inside = edges is not None
         if inside and weights is not None:
             raise OptionError("a graph is made of weights or of edges; got both: give one")
-        if not inside:
-            residual = check_residual(RESIDUAL if residual is None else residual)
-        elif residual is not None:
-            raise OptionError(
-                f"edges have the residual inside, so residual is not mixed in; got {residual!r}"
-            )
+        share = read_residual(residual, inside)
         if not isinstance(edge_name, str | None):
             raise OptionError(f"edge_name must be a string; got {edge_name!r}")
         edge_name = edge_name or ("given" if inside else "attention")
         if check_source(source) is None or not inside:
-            source = replace(source or Source(), edges=edge_name, residual=residual)
+            source = replace(source or Source(), edges=edge_name, residual=share)
         given = edges if inside else weights
         array, precision = stack_layers(given)
         if array.ndim != 3:
@@ -134,8 +168,7 @@ class AttentionGraph:
             raise WeightsError(
                 f"a graph's {what} must have 3 axes [layer, query, key]; got shape {array.shape}"
             )
-        depth, size, _ = array.shape
-        gone = check_positions(removed, size, "removed")
+        gone = check_positions(removed, array.shape[-1], "removed")
         copy = needs_copy(array, given, copy)
         if inside:
             checked = check_edges(array, precision, copy=copy)
@@ -146,29 +179,18 @@ class AttentionGraph:
             causal, windows = check_mask(checked, "weights", causal, window, leak=LEAK)
             if gone:
                 take_out(checked, gone)
-        freeze(
-            self,
-            weights=read_only(checked),
-            residual=residual,
-            tokens=check_names(tokens, size, "tokens"),
+        self._fill(
+            checked,
+            tokens=tokens,
+            words=words,
+            layer_names=layer_names,
+            residual=share,
             causal=causal,
             window=windows,
-            words=check_words(words, size),
             removed=gone,
-            layer_names=check_layer_names(layer_names, depth),
             edge_name=edge_name,
             source=source,
         )
-
-    @property
-    def depth(self) -> int:
-        """The number of layers; the top one has this number."""
-        return int(self.weights.shape[0])
-
-    @property
-    def size(self) -> int:
-        """The number of positions."""
-        return int(self.weights.shape[1])
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -201,8 +223,8 @@ class AttentionGraph:
     def edges(self) -> Floats:
         """[layer, query, key] in float64: edges[l-1] leads from layer l to layer l-1.
 
-        Rows of weights with their residual sum to 1, those of removed positions to 0. This is the
-        whole array, and it is kept; `layer_edges` makes one layer.
+        Rows of weights with their residual sum to 1, those of removed positions to 0. The whole
+        array is computed and kept; `layer_edges` computes one layer.
         """
         return read_only(np.stack(list(self.edge_layers)))
 
@@ -222,7 +244,7 @@ class AttentionGraph:
         return self.edge_layers[number - 1]
 
     def weight_rows(self, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-        """[layer, query, key]: rows of the weights in float64, in which they sum to 1.
+        """[layer, query, key]: rows of the weights, which sum to 1 in float64.
 
         Parameters
         ----------
@@ -239,13 +261,13 @@ class AttentionGraph:
         return rows
 
     def uniform(self) -> "AttentionGraph":
-        """The same graph with uniform attention over the keys that a query may see."""
+        """The same graph with uniform attention over the keys that each query may see."""
         if self.residual is None:
             raise OptionError(
-                "normalize='receptive_field' compares with even attention, and edges with the"
-                " residual inside are no attention; choose 'sum' or None"
+                "normalize='receptive_field' compares with uniform attention, and edges with the"
+                " residual inside are not attention; choose 'sum' or None"
             )
-        # rows of equal numbers are even in any precision, and sum to 1 once they are in float64
+        # rows of equal numbers are even in any precision, and sum to 1 once in float64
         even: dict[int | None, Array] = {}
         for window in self.window:
             if window not in even:
@@ -254,7 +276,8 @@ class AttentionGraph:
         layers = [even[window] for window in self.window]
         same = np.broadcast_to(layers[0], (self.depth, self.size, self.size))
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
-        return make_graph(**kept | {"weights": same if len(even) == 1 else np.stack(layers)})
+        weights = same if len(even) == 1 else np.stack(layers)
+        return make_graph(**(kept | {"weights": weights}))
 
     def __repr__(self) -> str:
         layers = format_count(self.depth, "layer")
@@ -263,14 +286,25 @@ class AttentionGraph:
         return f"<AttentionGraph: {layers}, {positions}, residual {residual}>"
 
 
-def make_graph(*, weights: Array, **options: Any) -> AttentionGraph:
-    """Make a graph of checked weights [layer, query, key], without a copy."""
+def read_residual(residual: float | None, inside: bool) -> float | None:
+    """The weight of the residual to mix in; None if edges have it inside."""
+    if not inside:
+        return check_residual(RESIDUAL if residual is None else residual)
+    if residual is not None:
+        raise OptionError(
+            f"edges have the residual inside, so residual is not mixed in; got {residual!r}"
+        )
+    return None
+
+
+def make_graph(*, weights: Array, **others: object) -> AttentionGraph:
+    """Make a graph from all of its fields, already checked: weights [layer, query, key]."""
     graph = object.__new__(AttentionGraph)
-    freeze(graph, weights=read_only(weights), **options)
+    freeze(graph, weights=read_only(weights), **others)
     return graph
 
 
-def freeze(instance: object, **fields: Any) -> None:
+def freeze(instance: object, **fields: object) -> None:
     """Set the fields of a frozen dataclass, in its own __init__."""
     for name, value in fields.items():
         object.__setattr__(instance, name, value)

@@ -1,8 +1,7 @@
-"""Groups of positions: words, spans, image regions; how they are asked for, checked and named."""
+"""Groups of positions: words, spans, image regions; read, checked and named."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,12 +13,12 @@ from attnflow.errors import OptionError
 
 @dataclass(frozen=True)
 class Group:
-    """Positions that are taken together as one key: a word, a span, an image region.
+    """Positions taken together as one key: a word, a span, an image region.
 
     Parameters
     ----------
     name
-        What the group is called.
+        The name of the group.
     positions
         Its positions, from 0.
     """
@@ -50,7 +49,7 @@ def read_groups(
     tokens, words
         The name and the word per position; None if unknown.
     removed
-        Positions that were taken out.
+        Positions that were removed.
 
     >>> read_groups([[0, 1], [2]], 3, tokens=["un", "##do", "it"], words=[0, 0, 1])
     (Group(name='undo', positions=(0, 1)), Group(name='it', positions=(2,)))
@@ -68,7 +67,7 @@ def read_groups(
                 " Attention(words=[...]), one word number per token, or lists of positions"
             )
         return word_groups(names, words, removed)
-    named: list[tuple[Any, Any]] = (
+    named: list[tuple[object, Iterable[int]]] = (
         list(groups.items())
         if isinstance(groups, Mapping)
         else [
@@ -105,27 +104,14 @@ def name_group(
     """The words at these positions, or their numbers if tokens have no names."""
     if tokens is None:
         return list_numbers(positions)
-    pieces: list[list[int]] = []
-    for position in positions:
-        before = pieces[-1][-1] if pieces else None
-        same = (
-            before is not None
-            and before == position - 1
-            and words is not None
-            and words[position] is not None
-            and words[position] == words[before]
-        )
-        if same:
-            pieces[-1].append(position)
-        else:
-            pieces.append([position])
+    pieces = [[place] for place in positions] if words is None else cut_words(positions, words)
     return " ".join(join_subwords([tokens[at] for at in piece]) for piece in pieces)
 
 
 def check_group(
     positions: Iterable[int], size: int, removed: Sequence[int], what: str
 ) -> tuple[int, ...]:
-    """Positions to take together: at least one, no one twice, none of them removed."""
+    """Positions to take together: at least one, distinct, none of them removed."""
     checked = check_positions(positions, size, what)
     if not checked:
         raise OptionError(f"{what} must be at least one; got none")
@@ -137,7 +123,7 @@ def check_group(
 
 
 def refuse_removed(positions: Sequence[int], size: int, removed: Sequence[int]) -> None:
-    """Refuse a position that was taken out of the graph."""
+    """Refuse positions that were removed from the graph."""
     for position in positions:
         if position in removed:
             kept = [place for place in range(size) if place not in removed]
@@ -147,7 +133,7 @@ def refuse_removed(positions: Sequence[int], size: int, removed: Sequence[int]) 
             )
 
 
-def is_several(position: Any) -> bool:
+def is_several(position: object) -> bool:
     """Whether this is a list or an array of positions, and not a single one."""
     if isinstance(position, np.ndarray):
         return position.ndim > 0
@@ -160,13 +146,20 @@ def list_words(words: Sequence[int | None] | None) -> list[list[int]]:
         raise OptionError(
             "this result has no words: give Attention(words=[...]), one word number per token"
         )
-    groups: list[list[int]] = []
-    for place, word in enumerate(words):
-        if groups and word is not None and word == words[groups[-1][-1]]:
-            groups[-1].append(place)
+    return cut_words(range(len(words)), words)
+
+
+def cut_words(positions: Sequence[int], words: Sequence[int | None]) -> list[list[int]]:
+    """Positions cut into words: consecutive ones with the same word stay together."""
+    pieces: list[list[int]] = []
+    for place in positions:
+        word = words[place]
+        follows = bool(pieces) and pieces[-1][-1] == place - 1
+        if follows and word is not None and word == words[place - 1]:
+            pieces[-1].append(place)
         else:
-            groups.append([place])
-    return groups
+            pieces.append([place])
+    return pieces
 
 
 def word_groups(

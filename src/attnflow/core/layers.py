@@ -1,4 +1,4 @@
-"""`Layers`: the edges of a graph in the precision they came in, converted layer by layer."""
+"""`Layers`: the edges of a graph in their original precision, converted layer by layer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 from attnflow.core.arrays import Array, Floats
 
 SUM_ROUNDING = 1e-13  # a largest row sum this close to 1 is 1
-BLOCK = 2**20  # numbers that are in float64 at a time where a layer is not needed whole
+BLOCK = 2**20  # numbers converted to float64 at a time, unless a whole layer is needed
 
 
 class Held(NamedTuple):

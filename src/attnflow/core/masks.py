@@ -1,7 +1,6 @@
-"""Masks: which keys a query may see, the leak tolerated elsewhere, and removed positions."""
+"""Masks: the keys that a query may see, small weights elsewhere, and removed positions."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ from attnflow.core.arrays import Array, cut_slabs, find_first, name_place
 from attnflow.core.checks import LARGE, check_count
 from attnflow.errors import OptionError, WeightsError
 
-LEAK = 1e-6  # the weight that is tolerated where a mask hides a key
+LEAK = 1e-6  # the largest weight tolerated where a mask hides a key
 
 
 def check_mask(
@@ -21,9 +20,10 @@ def check_mask(
     *,
     leak: float,
 ) -> tuple[bool, tuple[int | None, ...]]:
-    """Whether weights [layer, ..., query, key] are causal, and one window per layer, or an error.
+    """Whether weights [layer, ..., query, key] are causal, and one window per layer.
 
-    A weight of at most `leak` where the mask hides a key is cleared in place.
+    Weights of at most `leak` where the mask hides a key are cleared in place; larger ones are
+    refused.
     """
     inferred = causal is None
     causal, windows = read_mask(weights, causal, window)
@@ -44,7 +44,7 @@ def read_mask(
 
 def check_windows(window: int | Sequence[int | None] | None, depth: int) -> tuple[int | None, ...]:
     """One window (or None) per layer."""
-    windows: tuple[Any, ...] = tuple(window) if isinstance(window, Sequence) else (window,) * depth
+    windows = tuple(window) if isinstance(window, Sequence) else (window,) * depth
     if len(windows) != depth:
         raise OptionError(
             f"window must be one number, or one per layer; got {len(windows)} for {depth} layers"
@@ -53,7 +53,7 @@ def check_windows(window: int | Sequence[int | None] | None, depth: int) -> tupl
 
 
 def is_causal(weights: Array) -> bool:
-    """Whether no query of weights [..., query, key] sees a later key; one token is not causal."""
+    """Whether no query sees a later key in weights [..., query, key]; False for a single token."""
     size = weights.shape[-1]
     return size > 1 and not any(weights[..., query, query + 1 :].any() for query in range(size))
 
@@ -73,7 +73,7 @@ def find_visible(
 def apply_mask(
     weights: Array, what: str, causal: bool, windows: Sequence[int | None], leak: float
 ) -> None:
-    """Clear in place what rounding left outside the mask in weights [layer, ..., query, key]."""
+    """Clear in place the rounding error outside the mask in weights [layer, ..., query, key]."""
     for _, queries in cut_slabs(weights[:1]):
         hidden_by = {
             window: ~find_visible(weights.shape[-1], causal, window, queries)

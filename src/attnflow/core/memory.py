@@ -1,8 +1,8 @@
-"""How much memory is free, and whether an error means that it ran out."""
+"""Free memory, and errors that mean it ran out."""
 
 from pathlib import Path
 
-MEMORY = ("allocate memory", "not enough memory", "out of memory")  # how torch says it
+MEMORY = ("allocate memory", "not enough memory", "out of memory")  # in messages of torch
 
 
 def find_available_memory() -> int | None:
@@ -43,7 +43,7 @@ def find_left(group: Path) -> float:
 
 
 def read_counters(path: Path) -> dict[str, int]:
-    """The numbers in a file of /proc or /sys by their names; empty if there is no such file."""
+    """The numbers in a file of /proc or /sys by their names; empty if it does not exist."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
@@ -52,7 +52,7 @@ def read_counters(path: Path) -> dict[str, int]:
 
 
 def is_of_memory(error: Exception) -> bool:
-    """Whether memory ran out: numpy raises MemoryError, torch a RuntimeError that says so."""
+    """Whether memory ran out: numpy raises MemoryError, torch a RuntimeError."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error).lower() for words in MEMORY)
     )

@@ -1,31 +1,37 @@
 """Raw attention, attention rollout and attention flow: a graph in, token attention out."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
+from attnflow.core.evenness import warn_if_even
+from attnflow.core.flow.max_flow import MaxFlow
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Groups, is_several
 from attnflow.core.layers import Layers
-from attnflow.core.requests import (
+from attnflow.core.request import (
     Codes,
     Request,
     Weights,
     name_positions,
     read_graph,
     read_node,
-    warn_if_even,
 )
 from attnflow.core.results import LIMITS, TokenAttention
-from attnflow.core.single_flow import MaxFlow
-from attnflow.errors import OptionError
-from attnflow.notices import are_notices_read
+from attnflow.errors import OptionError, RoundingWarning, WeightsError
+from attnflow.notices import are_notices_read, give_notice
 from attnflow.progress import progress_bar
 
+if TYPE_CHECKING:
+    from attnflow.core.flow.solve import FlowOptions
+
 SATURATED = 1e-9  # a flow this close to the source's row sum, or the target's column sum, is at it
+LOST_SHARE = 1e-9  # of the largest row sum: flow through a smaller row has lost half its digits
+LOST_DIGITS = 1e-250  # where a row of a product is at most this, it has lost digits
 
 
 def raw(
@@ -75,7 +81,7 @@ def rollout(
     Parameters
     ----------
     attention
-        A graph, or weights, of which the default graph is taken.
+        A graph, or weights, which stand for their default graph.
     layers, positions
         The rows to compute; all if None. Negative positions count from the end.
     bottom
@@ -96,19 +102,23 @@ def rollout(
 
     def compute(graph: AttentionGraph) -> Floats:
         below, size = ask.bottom, graph.size
-        # rows of a layer travel down by vector-matrix products; many rows are cheaper as full
-        # products from the bottom up
+        # a few rows travel down by vector-matrix products; many are cheaper as full products from
+        # the bottom up
         downwards = sum(layer - below for layer in ask.layers) * len(ask.positions)
         upwards = (max(ask.layers) - below) * size
         travel = roll_down if downwards < upwards else roll_up
-        layers = [layer - below for layer in ask.layers]
-        return ask.sum_groups(travel(graph.edge_layers[below:], layers, list(ask.positions)))
+        layers, edges = [layer - below for layer in ask.layers], graph.edge_layers[below:]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            values = travel(edges, layers, list(ask.positions))
+        if not values.max(axis=-1).min() > LOST_DIGITS or not np.isfinite(values).all():
+            values = roll_scaled(edges, layers, list(ask.positions), ask.normalize is None)
+        return ask.sum_groups(values)
 
     return ask.answer(compute)
 
 
 def roll_down(edges: Layers, layers: Sequence[int], positions: Sequence[int]) -> Floats:
-    """[layer, query, key]: the rows asked for, carried down together, layer by layer."""
+    """[layer, query, key]: rows of rollout, carried down together, layer by layer."""
     size = edges.shape[1]
     start = np.zeros((len(positions), size))  # [query, key]
     start[np.arange(len(positions)), positions] = 1.0
@@ -118,6 +128,33 @@ def roll_down(edges: Layers, layers: Sequence[int], positions: Sequence[int]) ->
         rolled = edges.carry_down(layer - 1, rolled)
     order = np.argsort(np.argsort(layers, kind="stable"), kind="stable")
     values: Floats = rolled.reshape(len(layers), len(positions), size)[order]
+    return values
+
+
+def roll_scaled(
+    edges: Layers, layers: Sequence[int], positions: Sequence[int], unscaled: bool
+) -> Floats:
+    """[layer, query, key]: the same rows of edges whose products exceed the range of float64.
+
+    A row is scaled by a power of two after each layer, which is exact, and so are its shares.
+    unscaled: whether to undo that at the end.
+    """
+    values = np.zeros((len(layers), len(positions), edges.shape[1]))
+    for place, top in enumerate(layers):
+        row = np.zeros((len(positions), edges.shape[1]))  # [query, key]
+        row[np.arange(len(positions)), positions] = 1.0
+        exponents = np.zeros((len(positions), 1), dtype=np.int64)
+        for layer in range(top, 0, -1):
+            row = edges.carry_down(layer - 1, row)
+            _, exponent = np.frexp(row.max(axis=-1, keepdims=True))
+            row, exponents = np.ldexp(row, -exponent), exponents + exponent
+        with np.errstate(over="ignore", under="ignore"):
+            values[place] = np.ldexp(row, np.clip(exponents, -9999, 9999)) if unscaled else row
+    if not np.isfinite(values).all():
+        raise WeightsError(
+            "the rollout of these edges exceeds the range of float64: let rows sum to 1, with"
+            " normalize='sum', or give smaller edges"
+        )
     return values
 
 
@@ -145,8 +182,8 @@ def flow(
 ) -> TokenAttention:
     """Attention flow: the maximum flow to every position of layer `bottom`, or to every group.
 
-    A capacity of at most 2^-52 of the graph's largest row sum carries nothing, at any depth. A
-    `SaturationWarning` says where a row that was asked for hardly tells keys, or sources, apart.
+    A capacity of at most 2^-52 of the graph's largest row sum carries nothing, at any depth. Rows
+    that hardly tell keys, or sources, apart raise a `SaturationWarning`.
 
     Parameters
     ----------
@@ -158,66 +195,78 @@ def flow(
         As for `rollout`; None gives the maximum flows themselves.
     groups
         Positions to take together: "words", lists of positions, or {name: positions}. The flow to
-        a group is a maximum flow of its own, at most the sum of the flows to its positions and
-        mostly less.
+        a group is one maximum flow, at most the sum of the flows to its positions and mostly less.
     workers
-        The number of threads, on which values do not depend; every thread holds the inner
-        layers in float64.
+        The number of threads; it does not change values. Each thread holds the inner layers in
+        float64.
 
     >>> flow([[[0.5, 0.5], [1.0, 0.0]]] * 2, normalize=None).at(position=0)
     array([1. , 0.5])
     """
-    from attnflow.core.flows import find_all_flows, find_flows
+    from attnflow.core.flow.solve import find_all_flows, find_flows
 
     ask = Request.read(
         attention, "flow", layers, positions, bottom, normalize, groups, every_layer=False
     )
     workers = check_count("workers", workers)
-    depth = max(ask.layers) - ask.bottom
+    heights = [layer - ask.bottom for layer in ask.layers]
     targets = None if ask.groups is None else [group.positions for group in ask.groups]
 
     def compute(graph: AttentionGraph) -> Floats:
-        below = graph.edge_layers[ask.bottom :]
-        positions = np.array(ask.positions)
-        options: dict[str, Any] = {
-            "groups": targets,
-            "scale": graph.largest_row_sum,
-            "causal": graph.causal,
-            "workers": workers,
-        }
+        below, positions = graph.edge_layers[ask.bottom :], np.array(ask.positions)
+        several = len(heights) > 1
+        rows_asked, rows = len(set(heights)) * len(positions), max(heights) * graph.size
         with progress_bar("attention flow") as tick:
-            if (
-                len(ask.layers) > 1
-                and 2 * len(set(ask.layers)) * len(positions) > depth * graph.size
-            ):
-                every = find_all_flows(below[:depth], tick=tick, **options)
-                rows: Floats = every[np.array(ask.layers) - ask.bottom - 1][:, positions]
-                return rows
-            return np.stack(
-                [
-                    find_flows(below[: layer - ask.bottom], positions, tick=tick, **options)
-                    for layer in ask.layers
-                ]
-            )
+            options: FlowOptions = {
+                "groups": targets,
+                "scale": graph.largest_row_sum,
+                "causal": graph.causal,
+                "workers": workers,
+                "tick": tick,
+            }
+            if several and 2 * rows_asked > rows:
+                every = find_all_flows(below[: max(heights)], **options)
+                flows: Floats = every[np.array(heights) - 1][:, positions]
+                return flows
+            found = [find_flows(below[:height], positions, **options) for height in heights]
+            return np.stack(found)
 
-    def find_limits(flows: Floats) -> Codes:
-        """[layer, query, key]: what the flows equal, as indices into LIMITS."""
-        edges, positions = ask.graph.edge_layers, list(ask.positions)
-        rows = [edges.rows(layer - 1, positions) for layer in ask.layers]
-        leaving = np.stack(rows).sum(axis=-1, keepdims=True)  # [layer, query, 1]
-        entering = ask.sum_groups(edges.sum_columns(ask.bottom))  # [key]
-        near = SATURATED * ask.graph.largest_row_sum
-        limits = np.full(flows.shape, LIMITS.index("between"), np.int8)
-        limits[flows >= entering - near] = LIMITS.index("target")
-        limits[flows >= leaving - near] = LIMITS.index("source")
-        if ask.groups is None and ask.graph.removed:
-            limits[..., list(ask.graph.removed)] = LIMITS.index("between")
-        return limits
-
-    result = ask.answer(compute, find_limits)
+    result = ask.answer(compute, partial(find_limits, ask))
     if are_notices_read():
+        warn_if_uneven(ask.graph)
         warn_if_even(result)
     return result
+
+
+def warn_if_uneven(graph: AttentionGraph) -> None:
+    """Warn where rows are so small beside the largest one that they carry little or nothing."""
+    if graph.residual is not None:
+        return  # rows sum to 1
+    sums = np.concatenate([layer.sum(axis=-1) for layer in graph.edge_layers])
+    smallest = sums[sums > 0].min(initial=np.inf)
+    if smallest < LOST_SHARE * graph.largest_row_sum:
+        give_notice(
+            f"the edges of a row sum to {smallest:.2g}, of another to"
+            f" {graph.largest_row_sum:.2g}: flow counts capacities below 2e-16 of the largest as 0;"
+            " give edges of similar size",
+            RoundingWarning,
+            stacklevel=3,
+        )
+
+
+def find_limits(ask: Request, flows: Floats) -> Codes:
+    """[layer, query, key]: what limits the flows, as indices into LIMITS."""
+    edges, positions = ask.graph.edge_layers, list(ask.positions)
+    rows = [edges.rows(layer - 1, positions) for layer in ask.layers]
+    leaving = np.stack(rows).sum(axis=-1, keepdims=True)  # [layer, query, 1]
+    entering = ask.sum_groups(edges.sum_columns(ask.bottom))  # [key]
+    near = SATURATED * ask.graph.largest_row_sum
+    limits = np.full(flows.shape, LIMITS.index("between"), np.int8)
+    limits[flows >= entering - near] = LIMITS.index("target")
+    limits[flows >= leaving - near] = LIMITS.index("source")
+    if ask.groups is None and ask.graph.removed:
+        limits[..., list(ask.graph.removed)] = LIMITS.index("between")
+    return limits
 
 
 def max_flow(
@@ -231,18 +280,17 @@ def max_flow(
     Parameters
     ----------
     attention
-        A graph, or weights, of which the default graph is taken.
+        A graph, or weights, which stand for their default graph.
     source
         (layer, position), where the flow starts. A negative position counts from the end.
     target
-        (layer, position), where it ends, or (layer, positions) for the flow to all of these taken
-        together.
+        (layer, position), where it ends, or (layer, positions) for the flow to a group.
 
     >>> best = max_flow([[[0.5, 0.5], [1.0, 0.0]]] * 2, source=(2, 0), target=(0, 1))
     >>> best.value, best.cut
     (0.5, ((1, 0, 1), (2, 0, 1)))
     """
-    from attnflow.core.mincut import find_flow_and_cut
+    from attnflow.core.flow.cut import find_flow_and_cut
 
     graph = read_graph(attention)
     upper, (start,) = read_node(graph, source, "source")
@@ -258,15 +306,10 @@ def max_flow(
     )
     end = ends if is_several(target[1]) else ends[0]
     capacity = sum(float(layer[full].sum()) for layer, full in zip(edges, cut, strict=True))
+    provenance = graph.source.by_method("max_flow")
+    names = name_positions(graph)
     return MaxFlow(
-        value,
-        (upper, start),
-        (lower, end),
-        on_edges,
-        places,
-        capacity,
-        name_positions(graph),
-        provenance=graph.source.by_method("max_flow"),
+        value, (upper, start), (lower, end), on_edges, places, capacity, names, provenance
     )
 
 

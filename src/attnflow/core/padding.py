@@ -1,7 +1,7 @@
-"""Batches as models return them: the weights of one sequence without its padding."""
+"""Padded batches: the weights of each sequence without its padding."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,12 @@ from attnflow.core.arrays import (
 from attnflow.core.checks import check_list
 from attnflow.errors import WeightsError
 
+Tag = TypeVar("Tag")
 Bools = npt.NDArray[np.bool_]
 
 
-def read_padded(weights: Any) -> tuple[list[Array], int]:
-    """One array [batch, head, query, key] or [batch, query, key] per layer; bytes per number."""
+def read_padded(weights: object) -> tuple[list[Array], int]:
+    """Per layer one array [batch, head, query, key] or [batch, query, key]; bytes per number."""
     layers, precision = convert_layers(weights)
     if not isinstance(layers, list):
         if layers.ndim != 5:
@@ -42,7 +43,7 @@ def read_padded(weights: Any) -> tuple[list[Array], int]:
     return layers, precision
 
 
-def read_padding(mask: Any, sequences: int, size: int) -> Bools:
+def read_padding(mask: object, sequences: int, size: int) -> Bools:
     """[batch, position]: True where a token is real, from 1 and 0."""
     array = to_array(mask, "mask")[0]
     if array.shape != (sequences, size):
@@ -64,14 +65,14 @@ def read_padding(mask: Any, sequences: int, size: int) -> Bools:
 def cut_sequence(layers: Sequence[Array], precision: int, sequence: int, real: Bools) -> Array:
     """[layer, ..., query, key] of one sequence of a batch; real: [position].
 
-    What a real query gave to padding is 0 but for rounding, or this is the wrong mask.
+    Real queries give 0 to padding, up to rounding; otherwise the mask is wrong.
     """
     kept, padding = np.flatnonzero(real), np.flatnonzero(~real)
     parts = []
     for number, layer in enumerate(layers, start=1):
         rows = layer[sequence][..., kept, :]  # [..., query, position]
         given = rows[..., padding].sum(axis=-1, dtype=np.float64)
-        wrong = ~(np.abs(given) <= ROW_TOLERANCE[precision])  # also what is no number
+        wrong = ~(np.abs(given) <= ROW_TOLERANCE[precision])  # NaN included
         if wrong.any():
             *head, query = find_first(wrong)
             of_head = f", head {head[0]}" if head else ""
@@ -84,8 +85,10 @@ def cut_sequence(layers: Sequence[Array], precision: int, sequence: int, real: B
     return check_rows(np.stack(parts), precision, copy=False)
 
 
-def pick_real(items: Any, what: str, reals: Bools) -> list[list[Any] | None]:
-    """One list per sequence with the items of its real tokens; padding may be included in items."""
+def pick_real(
+    items: Iterable[Iterable[Tag]] | None, what: str, reals: Bools
+) -> list[list[Tag] | None]:
+    """The items of the real tokens of each sequence; items may include those of padding."""
     if items is None:
         return [None] * len(reals)
     lists = list(check_list(items, what))
@@ -96,7 +99,7 @@ def pick_real(items: Any, what: str, reals: Bools) -> list[list[Any] | None]:
         raise WeightsError(
             f"{what} must be one list per sequence; got {len(given)} for {len(reals)} sequences"
         )
-    picked: list[list[Any] | None] = []
+    picked: list[list[Tag] | None] = []
     for number, (own, real) in enumerate(zip(given, reals, strict=True)):
         if len(own) not in (len(real), real.sum()):
             raise WeightsError(

@@ -1,4 +1,4 @@
-"""`Source`: where a result came from, as every saved result says it."""
+"""`Source`: the origin of a result, saved with it."""
 
 import json
 import sys
@@ -6,53 +6,54 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-LIBRARIES = ("attnflow", "numpy")  # these make every number ...
-MODEL_LIBRARIES = ("torch", "transformers")  # ... and these, once they are imported, the weights
+LIBRARIES = ("attnflow", "numpy")
+MODEL_LIBRARIES = ("torch", "transformers")  # if they have been imported
 
 
 @cache
 def read_versions(libraries: Iterable[str]) -> dict[str, str]:
-    """The installed versions by library, "unknown" for one without a version."""
+    """The installed version of each library, or "unknown"."""
     installed = {}
     for library in libraries:
         try:
-            installed[library] = version(library)
+            # of attnflow the version of the running code, which may not be installed
+            own = getattr(sys.modules.get("attnflow"), "__version__", None)
+            installed[library] = own if library == "attnflow" and own else version(library)
         except PackageNotFoundError:
             installed[library] = "unknown"
     return installed
 
 
 def list_versions() -> Mapping[str, str]:
-    """The versions of the libraries that are in use."""
+    """The versions of the libraries in use."""
     in_use = tuple(library for library in MODEL_LIBRARIES if library in sys.modules)
     return dict(read_versions((*LIBRARIES, *in_use)))
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a result came from.
+    """The origin of a result.
 
     Parameters
     ----------
     model
-        The model's name; None for weights that a user gave.
+        The name of the model; None for weights without a model.
     fingerprint
-        A digest of the model's configuration, vocabulary and weights. One that begins with
-        "quick-" looked at some values of every weight; a corpus has a whole one, 64 digits.
+        A digest of the model's configuration, vocabulary and weights: of some values of every
+        weight if it begins with "quick-"; of all of them, with 64 digits, in a corpus.
     versions
-        The versions of the libraries that made it.
+        The versions of the libraries that computed it.
     method, edges, target, residual
-        What was computed: the method, what an edge weighs, the class that was watched, and the
-        weight of the residual connection (None: inside the edges). None where it does not apply.
+        The method, the edge weight, the class that gradients watched, and the weight of the
+        residual connection (None: inside the edges). None if it does not apply.
     heads
-        How heads were fused: "mean", "max", "min", one head's number, or the name of a function;
-        None where there were none to fuse.
+        How heads were fused: "mean", "max", "min", the number of one head, or the name of a
+        function; None without heads.
 
     >>> str(Source("verb-number", "0a1b2c3d", {"attnflow": "0.3"}, method="rollout", residual=0.5))
     'verb-number 0a1b2c3d, rollout, residual 0.5, attnflow 0.3'
-    >>> str(Source("verb-number", versions={}, method="flow", heads="max"))    # the mean is silent
+    >>> str(Source("verb-number", versions={}, method="flow", heads="max"))
     'verb-number, flow, heads max'
     """
 
@@ -66,7 +67,7 @@ class Source:
     heads: str | None = None
 
     def by_method(self, method: str) -> "Source":
-        """The same for a result of this method; quicker than `replace`, as there is one per row.
+        """The same with another method; faster than `replace`, as every result needs one.
 
         Parameters
         ----------
@@ -77,7 +78,7 @@ class Source:
         named.__dict__.update(self.__dict__, method=method)
         return named
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All fields by their names, ready for JSON."""
         content = {item.name: getattr(self, item.name) for item in fields(self)}
         return {**content, "versions": dict(self.versions)}
@@ -88,7 +89,7 @@ class Source:
 
     @classmethod
     def from_json(cls, text: str) -> "Source":
-        """Parse what `to_json` wrote; unknown fields are ignored.
+        """Parse the output of `to_json`; unknown fields are ignored.
 
         Parameters
         ----------

@@ -1,29 +1,27 @@
-"""What the methods return: `TokenAttention`, with its tables and files."""
+"""`TokenAttention`: the result of a method, with its tables and files."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.core.arrays import Floats
-from attnflow.core.checks import check_count, check_positions
+from attnflow.core.arrays import Array, Floats
+from attnflow.core.checks import check_positions
 from attnflow.core.comparison import Comparison, check_reference, compare_layers
-from attnflow.core.formatting import VIEW_ROWS, Panel, format_count
 from attnflow.core.groups import Group, list_numbers, sum_groups, word_groups
-from attnflow.core.lookup import find_row
+from attnflow.core.io.formatting import Panel, format_count
+from attnflow.core.io.tables import Column
 from attnflow.core.provenance import Source
-from attnflow.core.tables import ArrayTable
-from attnflow.core.text import clean_text, show_token
+from attnflow.core.row_table import KEY_COLUMNS, RowTable, pick_largest
 from attnflow.errors import OptionError
 
 LIMITS = ("between", "source", "target")  # what limits a flow, by the codes of `limits`
 
 
 @dataclass(frozen=True, eq=False)
-class TokenAttention(ArrayTable):
+class TokenAttention(RowTable):
     """How much every token of layer `bottom` reaches the positions of higher layers.
 
     Parameters
@@ -43,7 +41,7 @@ class TokenAttention(ArrayTable):
     causal
         Whether no query sees a later key.
     normalize
-        "sum", "receptive_field" or None, as the method was asked.
+        "sum", "receptive_field" or None; see `rollout`.
     words
         The number of the word per token; None if unknown.
     groups
@@ -51,16 +49,16 @@ class TokenAttention(ArrayTable):
     limits
         [layer, query, key], of flow only: indices into `LIMITS`; see `limited_by`.
     window, removed
-        The windows of the graph's layers, and the positions that were taken out of it.
+        The windows of the graph's layers, and the positions removed from it.
     size
         The number of positions of the graph; inferred if None, unless there are groups.
     edges
         What an edge of the graph weighs.
     source
-        Where the result came from.
+        The origin of the result.
     lost
-        [layer, query]: the share of each row that was not followed, before the rest was made to sum
-        to 1; None where all was.
+        [layer, query]: the share of each row that was not followed, before the row was normalised;
+        None if all was.
 
     >>> import attnflow as af
     >>> result = af.rollout(af.Attention([[[0.5, 0.5], [1.0, 0.0]]], tokens=["the", "key"]))
@@ -70,7 +68,8 @@ class TokenAttention(ArrayTable):
     [(0, 'the', 0.75)]
     """
 
-    columns = ("method", "layer", "position", "query", "key", "token", "value")
+    columns = (*KEY_COLUMNS, "value")
+    row_fields = ("values", "limits", "lost")
 
     values: Floats  # [layer, query, key]
     method: str
@@ -88,7 +87,7 @@ class TokenAttention(ArrayTable):
     removed: tuple[int, ...] = ()
     size: int | None = None  # positions of the graph
     edges: str = "attention"  # what an edge of the graph weighs
-    source: Source | None = None  # where it came from
+    source: Source | None = None
     lost: Floats | None = None  # [layer, query]
 
     def __post_init__(self) -> None:
@@ -97,26 +96,25 @@ class TokenAttention(ArrayTable):
 
     @property
     def limited_by(self) -> npt.NDArray[np.str_]:
-        """[layer, query, key], of flow only: what the maximum flow equals, before normalisation.
+        """[layer, query, key], of flow only: the bound that the maximum flow equals.
 
-        "source": the sum of the source's row in its layer. "target": the sum of the target's
-        column (of its group's) in layer `bottom` + 1. "between": neither, or a removed position.
+        "source": the sum of the source's row in its layer. "target": the sum of the column of the
+        target, or its group, in layer `bottom` + 1. "between": neither, or a removed position.
         """
         if self.limits is None:
             raise OptionError(
-                f"only a maximum flow is limited by something; got a result of {self.method}:"
-                " use flow"
+                f"limited_by requires a maximum flow; got a result of {self.method}: use flow"
             )
         return np.array(LIMITS)[self.limits]
 
     @cached_property
     def saturated(self) -> npt.NDArray[np.bool_] | None:
-        """[layer, query, key]: where source or target alone limits a flow; None if not flow."""
+        """[layer, query, key]: whether source or target alone limits a flow; None if not flow."""
         return None if self.limits is None else self.limits != LIMITS.index("between")
 
     @cached_property
     def spread(self) -> Floats:
-        """[layer, query]: from 0, where a row is even and says nothing, to 1, all on one key.
+        """[layer, query]: from 0, for an even row, to 1, for a row with all on one key.
 
         The total variation distance between the row, normalised to sum to 1, and the uniform
         distribution over the n keys that it may see, divided by its maximum, 1 - 1/n.
@@ -181,54 +179,9 @@ class TokenAttention(ArrayTable):
         values: Floats = self.values[place, row]
         return values
 
-    def select(self, position: int, layer: int | None = None) -> "TokenAttention":
-        """A copy with one position of one layer only.
-
-        Parameters
-        ----------
-        position, layer
-            As in `at`.
-        """
-        place, row = self._find_row(position, layer)
-        part = (slice(place, place + 1), slice(row, row + 1))
-        return replace(
-            self,
-            values=self.values[part],
-            layers=(self.layers[place],),
-            positions=(self.positions[row],),
-            queries=(self.queries[row],),
-            limits=None if self.limits is None else self.limits[part],
-            lost=None if self.lost is None else self.lost[part],
-        )
-
-    def top(
-        self, k: int = 5, *, position: int | None = None, layer: int | None = None
-    ) -> list[tuple[int, str, float]]:
-        """The strongest keys of one row, as (key, token, value), the strongest first.
-
-        Parameters
-        ----------
-        k
-            The maximum number of keys.
-        position
-            As in `at`; if None, the first position of this result, or the last if it is causal.
-        layer
-            As in `at`.
-        """
-        k = check_count("k", k)
-        row = self.at(self._default_position if position is None else position, layer)
-        return [
-            (int(key), self.tokens[key], float(row[key]))
-            for key in np.argsort(-row, kind="stable")[:k]
-        ]
-
     @property
-    def _default_position(self) -> int:
-        return self.positions[-1 if self.causal else 0]
-
-    def _find_row(self, position: int, layer: int | None) -> tuple[int, int]:
-        """The places of a layer and of a position in `values`."""
-        return find_row(self.layers, self.positions, self.size, position, layer)
+    def _ranked(self) -> Floats:
+        return self.values
 
     def by_word(self) -> "TokenAttention":
         """A copy with the keys of a word summed; a token without a word stands alone.
@@ -237,13 +190,13 @@ class TokenAttention(ArrayTable):
         """
         if self.normalize == "receptive_field":
             raise OptionError(
-                "what is relative to a receptive field does not add up over a word's tokens;"
-                f" ask for it: {self.method}(graph, groups='words', normalize='receptive_field')"
+                "values relative to a receptive field do not add up over a word's tokens;"
+                f" use {self.method}(graph, groups='words', normalize='receptive_field')"
             )
         if self.method == "flow" or self.limits is not None:
             raise OptionError(
                 "the flow to a word is not the sum of the flows to its tokens, which would rank"
-                " words by their number of tokens; ask for it: flow(graph, groups='words')"
+                " words by their number of tokens; use flow(graph, groups='words')"
             )
         groups = word_groups(self.tokens, self.words)
         return replace(
@@ -255,16 +208,16 @@ class TokenAttention(ArrayTable):
         )
 
     def compared_with(self, reference: str, *, exclude: Iterable[int] = ()) -> Comparison:
-        """Compare every row with what was to be expected of it.
+        """Compare every row with its expectation.
 
         Parameters
         ----------
         reference
-            "even": attention without preference among the keys that a row may see. "others": the
-            mean of the other rows of the same layer that may see a key, each relative to its even
-            share; at least two positions.
+            "even": uniform attention over the keys that a row may see. "others": the mean of the
+            other rows of the same layer that may see a key, each relative to its even share;
+            requires at least two positions.
         exclude
-            Positions to leave out first, for instance sinks; of groups, all that hold one of them.
+            Positions to leave out first, for instance sinks, or all groups that hold one of them.
             The rest of each row sums to 1 again.
 
         >>> import attnflow as af
@@ -304,48 +257,28 @@ class TokenAttention(ArrayTable):
 
     def rows(self) -> Iterator[tuple[str, int, int, str, int, str, float]]:
         """One (method, layer, position, query, key, token, value) per value."""
-        for matrix, layer in zip(self.values, self.layers, strict=True):
-            for row, position, query in zip(
-                matrix.tolist(), self.positions, self.queries, strict=True
-            ):
-                for key, (token, value) in enumerate(zip(self.tokens, row, strict=True)):
-                    yield self.method, layer, position, query, key, token, value
+        return self._list_rows(self.values)
 
-    def _by_column(self) -> dict[str, Any]:
-        layers, queries, keys = self.values.shape
-        asking, tokens = (
-            np.array([clean_text(name) for name in names], dtype=object)
-            for names in (self.queries, self.tokens)
-        )
-        return {
-            "method": np.full(self.values.size, self.method, dtype=object),
-            "layer": np.repeat(self.layers, queries * keys),
-            "position": np.tile(np.repeat(self.positions, keys), layers),
-            "query": np.tile(np.repeat(asking, keys), layers),
-            "key": np.tile(np.arange(keys), layers * queries),
-            "token": np.tile(tokens, layers * queries),
-            "value": self.values.ravel(),
-        }
+    def _by_column(self) -> dict[str, Column]:
+        return self._list_columns(value=self.values)
 
     def _view(self) -> Iterator[Panel]:
         """The row of the default position in the top layer, its strongest keys in their order."""
-        shown = self.select(self._default_position)
+        shown = self.select(self._choose_position())
         row = shown.values[0, 0]
-        strongest = np.sort(np.argsort(-row, kind="stable")[:VIEW_ROWS]).tolist()
-        where = f"layer {shown.layers[0]}, position {shown.positions[0]}"
+        strongest = pick_largest(row)
         kind = "keys" if self.groups is None else "groups"
+        cut = f"the {len(strongest)} strongest of {len(row):,} {kind}"
         yield Panel(
             ("key", "token", "value"),
             [(key, self.tokens[key], float(row[key])) for key in strongest],
-            caption=f"{self.method}: {where} ({show_token(shown.queries[0])})",
-            note=f"the {len(strongest)} strongest of {len(row):,} {kind}"
-            if len(strongest) < len(row)
-            else "",
+            caption=f"{self.method}: {shown._name_row()}",
+            note=cut if len(strongest) < len(row) else "",
             bar="value",
         )
 
-    def _content(self) -> dict[str, Any]:
-        content: dict[str, Any] = {
+    def _content(self) -> dict[str, object]:
+        content = {
             "method": self.method,
             "edges": self.edges,
             "normalize": self.normalize,
@@ -355,20 +288,16 @@ class TokenAttention(ArrayTable):
             "tokens": self.tokens,
             "queries": self.queries,
             "values": self.values,
+            **self._group_content(),
         }
-        if self.groups is not None:
-            content["groups"] = [group.positions for group in self.groups]
-        if self.saturated is not None:
-            content["saturated"] = self.saturated
-        if self.lost is not None:
-            content["lost"] = self.lost
-        return content
+        flags = {"saturated": self.saturated, "lost": self.lost}
+        return content | {name: array for name, array in flags.items() if array is not None}
 
-    def _arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, object]:
         bottom = -1 if self.bottom is None else self.bottom
         return {**super()._arrays(), "normalize": self.normalize or "none", "bottom": bottom}
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
 
     def __repr__(self) -> str:
@@ -382,7 +311,7 @@ class TokenAttention(ArrayTable):
 def measure_spread(values: Floats, seen: npt.NDArray[np.bool_]) -> Floats:
     """[...]: how far rows of values [..., key] are from even over the keys that are seen.
 
-    0 where they are even, or nothing is there to compare; 1 where all is on one key.
+    0 for even rows, and for rows with fewer than two keys; 1 if all is on one key.
     """
     rows = np.where(seen, values, 0.0)
     count, sums = seen.sum(axis=-1), rows.sum(axis=-1)

@@ -1,9 +1,9 @@
-"""The text of tokens: the one place that knows the marks which tokenizers put on them.
+"""The text of tokens, and the marks that tokenizers put on them.
 
 "Ġ" and "▁" stand for the space before a word, "Ċ" for a line break, "##" for the rest of a word
 (WordPiece), "@@" for a word that continues, "</w>" for the end of one (older BPE), "/NNS" and the
-like for the class of a word that the model which ships with attnflow does not know. Tokenizers over
-bytes write each byte as a letter, "âĢľ" for the quotation mark “ (GPT-2).
+like for the class of a word that is unknown to the bundled model. Byte-level tokenizers write each
+byte as a letter, "âĢľ" for the quotation mark “ (GPT-2).
 """
 
 import re
@@ -11,20 +11,22 @@ import string
 from collections.abc import Collection, Iterator, Sequence
 
 SPACES = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
-# only where something is left: "##" and "###" are headings, not rests of words
-PIECES = re.compile(
+# only before other text: "##" and "###" are headings, not rests of words
+BYTE_PIECES = re.compile(
     r"^##(?=[^#\s])|(?<=[^@])@@\Z|(?<=.)</w>\Z"
     r"|(?<=[^\sĠ▁])/(?:NN|NNS|NNP|VBG|VBN|RB|JJ|CD|\[UNK\])\Z",
     re.DOTALL,
 )
-# GPT-2's letters for bytes: those that print stand for themselves, the others follow from 256 on
-PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-OTHERS = [byte for byte in range(256) if byte not in PRINTED]
-LETTERS = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): b for i, b in enumerate(OTHERS)}
-LONGEST_CHARACTER = 8  # tokens: 4 bytes, and what begins or ends beside them
-JOINERS = "\u200c\u200d"  # what joins or parts two letters (Persian, Hindi), or builds an emoji
+# GPT-2's letters for bytes: printable ones stand for themselves, the others start at 256
+PRINTED_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTED_BYTES]
+LETTERS = {chr(byte): byte for byte in PRINTED_BYTES} | {
+    chr(256 + i): b for i, b in enumerate(OTHERS)
+}
+LONGEST_CHARACTER = 8  # tokens: 4 bytes, and text before or after them
+JOINERS = "\u200c\u200d"  # join or part two letters (Persian, Hindi), or build an emoji
 
-# English function words: rollout favours them, because nearly every token looks at them
+# English function words: rollout favours them, as nearly every token attends to them
 COMMON_WORDS_TEXT = """
 a an the this that these those some any each every no not and or but nor so yet if then than as of
 to in on at by for from with into onto over under about after before between through during against
@@ -37,7 +39,7 @@ COMMON_WORDS = frozenset(COMMON_WORDS_TEXT.split())
 
 
 def strip_marks(token: str) -> str:
-    r"""The text of a token: without the marks of its tokenizer and without spaces around it.
+    r"""The text of a token, without the marks of its tokenizer and without spaces around it.
 
     >>> [strip_marks(token) for token in ("Ġkey", "▁key", "##s", "key</w>", "Ċ", "##", "Ġ")]
     ['key', 'key', 's', 'key', '\n', '##', '']
@@ -46,13 +48,13 @@ def strip_marks(token: str) -> str:
     >>> strip_marks("zorbs/NNS")
     'zorbs'
     """
-    return read_bytes(PIECES.sub("", token)).translate(SPACES).strip(" ")
+    return read_bytes(BYTE_PIECES.sub("", token)).translate(SPACES).strip(" ")
 
 
 def read_bytes(text: str) -> str:
     """The characters whose bytes a tokenizer wrote as letters; other texts as they are.
 
-    A piece of a character, and letters that happen to stand for no UTF-8, stay as they are.
+    A piece of a character, and letters that are not valid UTF-8, stay as they are.
 
     >>> read_bytes("Ġâ" + "Ĥ¬"), read_bytes("stół"), read_bytes("key")
     (' €', 'stół', 'key')
@@ -66,7 +68,7 @@ def read_bytes(text: str) -> str:
 
 
 def show_token(token: str) -> str:
-    r"""A token for people to read: no marks of its tokenizer, and nothing invisible.
+    r"""A token as people read it, without the marks of its tokenizer.
 
     Control characters, and all others that are not printable, are escaped as in Python.
     "␣" is a token of spaces only, "∅" an empty one.
@@ -78,7 +80,7 @@ def show_token(token: str) -> str:
 
 
 def show_tokens(tokens: Sequence[str]) -> list[str]:
-    """Tokens that follow one another, each as `show_token` gives it, with whole characters.
+    """Consecutive tokens as `show_token` shows them, with whole characters.
 
     >>> show_tokens(["ĠðŁ", "Ķ", "ĳ", "s", "é"])
     ['🔑', '·', '·', 's', 'é']
@@ -87,7 +89,7 @@ def show_tokens(tokens: Sequence[str]) -> list[str]:
 
 
 def join_pieces(tokens: Sequence[str]) -> list[str]:
-    """Tokens; of several that hold a character's bytes, all with the first, the others "·"."""
+    """Tokens; if several hold the bytes of a character, the first holds all, the others are "·"."""
     joined: list[str] = []
     while len(joined) < len(tokens):
         place = len(joined)
@@ -97,7 +99,7 @@ def join_pieces(tokens: Sequence[str]) -> list[str]:
 
 
 def count_pieces(tokens: Sequence[str]) -> int:
-    """How many of the first tokens together hold whole characters; 1 if none do, or the first."""
+    """How many of the first tokens hold whole characters together; 1 if none do, or the first."""
     first = tokens[0]
     if not first.isascii() and LETTERS.keys() >= set(first) and read_bytes(first) == first:
         for count in range(2, len(tokens) + 1):
@@ -108,7 +110,7 @@ def count_pieces(tokens: Sequence[str]) -> int:
 
 
 def split_shown(token: str) -> Iterator[str]:
-    """The same in units that must not be cut in two: one character, or one escape, at a time."""
+    """The same in units that must not be cut: one character, or one escape, at a time."""
     text = strip_marks(token) or ("␣" if token else "∅")
     for place, character in enumerate(text):
         around = text[place - 1 : place] + text[place + 1 : place + 2]
@@ -120,7 +122,7 @@ def split_shown(token: str) -> Iterator[str]:
 
 
 def clean_text(text: str) -> str:
-    r"""The text with lone surrogates escaped, so that UTF-8 can encode it.
+    r"""Escape lone surrogates, so that UTF-8 can encode the text.
 
     >>> clean_text("key\ud800")
     'key\\ud800'
@@ -129,13 +131,13 @@ def clean_text(text: str) -> str:
 
 
 def join_subwords(tokens: Sequence[str]) -> str:
-    """Join the tokens of a word, without marks; a word that consists of marks only keeps them.
+    """Join the tokens of a word without marks; a word of marks only keeps them.
 
     >>> join_subwords(["un", "##believ", "##able"]), join_subwords(["Ġkey", "s"])
     ('unbelievable', 'keys')
     """
     whole = "".join(tokens)
-    joined = read_bytes(whole)  # a character's bytes may be in several tokens
+    joined = read_bytes(whole)  # the bytes of a character may be in several tokens
     text = joined.strip(" ") if joined != whole else "".join(map(strip_marks, tokens))
     return text or whole
 
@@ -143,9 +145,8 @@ def join_subwords(tokens: Sequence[str]) -> str:
 def number_marked(tokens: Sequence[str]) -> list[int]:
     """The number of the word that each token belongs to, by the marks of its tokenizer.
 
-    Where spaces are marked, a token without that mark continues the word before it, but for line
-    breaks and special tokens; where rests of words are marked, those do. Without marks every token
-    is a word.
+    If spaces are marked, a token without that mark continues the word before it, except line breaks
+    and special tokens; if rests of words are marked, those do. Without marks every token is a word.
 
     >>> number_marked(["The", "Ġun", "believ", "able", ".", "Ċ", "Yes"])
     [0, 1, 1, 1, 1, 2, 3]
@@ -157,22 +158,38 @@ def number_marked(tokens: Sequence[str]) -> list[int]:
     apart = True  # the token before stands alone
     for token in tokens:
         alone = "Ċ" in token or "\n" in token or is_special(token)
-        begins = token.startswith(("Ġ", "▁")) if spaced else not PIECES.match(token)
+        begins = token.startswith(("Ġ", "▁")) if spaced else not BYTE_PIECES.match(token)
         word = numbers[-1] if numbers else -1
         numbers.append(word + 1 if apart or alone or begins else word)
         apart = alone
     return numbers
 
 
+PATCH_NAME = re.compile(r"(\d+),(\d+)")
+
+
+def find_patches(tokens: Sequence[str]) -> dict[tuple[int, int], int]:
+    """The positions of an image's patches by row and column, if tokens are named after them.
+
+    >>> find_patches(["[CLS]", "0,0", "0,1"])
+    {(0, 0): 1, (0, 1): 2}
+    """
+    return {
+        (int(match[1]), int(match[2])): place
+        for place, token in enumerate(tokens)
+        if (match := PATCH_NAME.fullmatch(token))
+    }
+
+
 def is_special(token: str) -> bool:
-    """Whether a token looks like one that stands for no text: <s>, <|im_start|>, [CLS]."""
+    """Whether a token looks like a special one: <s>, <|im_start|>, [CLS]."""
     return len(token) > 2 and (token[0], token[-1]) in (("<", ">"), ("[", "]"))
 
 
 def is_common(token: str, words: Collection[str] = COMMON_WORDS, punctuation: bool = True) -> bool:
     """Whether a token is punctuation, or one of `words`, which are in lower case.
 
-    Marks of tokenizers are ignored: a token that consists of marks only is punctuation.
+    Marks of tokenizers are ignored: a token of marks only is punctuation.
 
     >>> [is_common(token) for token in ("ĠThe", "##,", "Ċ", "Ġkey")]
     [True, True, True, False]
@@ -190,8 +207,8 @@ ENDS = re.compile(r"[.!?…。！？]+[\"'”’)\]]*\Z")
 def number_sentences(tokens: Sequence[str], starts: Sequence[bool]) -> list[int]:
     """The number of the sentence of each token.
 
-    A sentence ends with a full stop, question or exclamation mark where a word begins after it,
-    and with a line break.
+    A sentence ends with a full stop, question or exclamation mark if a word begins after it, and
+    with a line break.
 
     >>> number_sentences(["Go", ".", "Stay", "!"], [True, False, True, False])
     [0, 0, 1, 1]
@@ -207,3 +224,13 @@ def number_sentences(tokens: Sequence[str], starts: Sequence[bool]) -> list[int]
         if not starts_word and not ENDS.search(text):
             is_over = False  # "3.5": the number goes on
     return numbers
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """A text in one line of at most this many characters.
+
+    >>> shorten("the key to the cabinets", 8)
+    'the key…'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnflow.core.files import write_file
+from attnflow.core.io.files import write_file
 from attnflow.corpus.manifest import MANIFEST, Manifest, ShardRecord
 from attnflow.corpus.rows import hash_file
 from attnflow.corpus.shard_tables import count_reasons, error_schema

@@ -1,6 +1,10 @@
 """The file formats of a corpus's input: Parquet, CSV, TSV and JSON lines, compressed or not.
 
-A reader yields one `Cell` per row and never holds the whole file in memory.
+A reader yields one `FileRow` per row and never holds the whole file in memory. Decompression and
+Parquet are pyarrow's. CSV, TSV and JSON lines are read by Python's own `csv` and `json`:
+`pyarrow.csv` reads `"the" key` as `the key`, and takes a quote that is never closed for the rest of
+the file, without its line; `pyarrow.json` gives up a whole file for one bad line. Here such a row
+is an error with its text and the reason.
 """
 
 import csv
@@ -11,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnflow.errors import FileError
 
@@ -20,11 +24,11 @@ if TYPE_CHECKING:
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4")  # what pyarrow decompresses while it reads
 TEXT_COLUMNS = ("text", "sentence")  # where texts are looked for if no column is named
-READ_ROWS = 256  # of a Parquet file, at a time; of JSON lines, those that tell the columns
+ROWS_AHEAD = 256  # of a Parquet file, at a time; of JSON lines, those that tell the columns
 LONGEST_CELL = 2**28  # characters of one cell of a CSV file; beyond that, a quote was not closed
 UTF16 = ("\udcff\udcfe", "\udcfe\udcff")  # byte order marks, read with surrogateescape
 
-Notify = Callable[[str], object]  # is told what the user should know
+TellUser = Callable[[str], object]  # called with what the user should know
 
 
 @dataclass(frozen=True)
@@ -36,48 +40,63 @@ class Columns:
     label: str | None = None
     keep: tuple[str, ...] = ()
 
-    def choose(self, path: str, names: Sequence[str], notify: Notify) -> list[str | None]:
+    def choose(self, path: str, names: Sequence[str], notify: TellUser) -> list[str | None]:
         """The columns of text, id and label, then those to keep, among those that a file has."""
-        text = self.text or next(
-            (name for name in TEXT_COLUMNS if name in names), names[0] if len(names) == 1 else None
-        )
         if not names:
             raise FileError(f"{path} has no columns: give a file with a text per row")
-        known = f"it has {', '.join(map(repr, names[:20]))}"
-        if text is None:
-            raise FileError(
-                f"{path}: which column holds the texts? {known}: name it by text_column"
-            )
+        text = self.text or find_text_column(path, names)
         wanted = [("text_column", text), ("id_column", self.id), ("label_column", self.label)]
         wanted += [("keep", name) for name in self.keep]
         for option, name in wanted:
-            if name is not None and name not in names:
-                raise FileError(f"{path} has no column {name!r} ({option}); {known}")
-            if name is not None and names.count(name) > 1:
+            count = 1 if name is None else names.count(name)
+            if count == 0:
                 raise FileError(
-                    f"{path} has {names.count(name)} columns {name!r} ({option}):"
-                    " rename all but one"
+                    f"{path} has no column {name!r} ({option}); {list_columns(names)}",
+                    options=[option],
+                )
+            if count > 1:
+                raise FileError(
+                    f"{path} has {count} columns {name!r} ({option}): rename all but one",
+                    options=[option],
                 )
         for name in dict.fromkeys(name for name in names if names.count(name) > 1):
             notify(f"{path} has {names.count(name)} columns {name!r}; none of them is used")
         return [name for _, name in wanted]
 
 
-class Cell(NamedTuple):
-    """What a file says of one row; of a row with a problem nothing but the text is known."""
+def find_text_column(path: str, names: Sequence[str]) -> str:
+    """The column of the texts by its usual name, or the only one."""
+    for name in TEXT_COLUMNS:
+        if name in names:
+            return name
+    if len(names) > 1:
+        raise FileError(
+            f"{path}: which column holds the texts? {list_columns(names)}: name it by text_column",
+            options=["text_column"],
+        )
+    return names[0]
 
-    text: Any
+
+def list_columns(names: Sequence[str]) -> str:
+    """The columns of a file, for messages."""
+    return f"it has {', '.join(map(repr, names[:20]))}"
+
+
+class FileRow(NamedTuple):
+    """One row of a file; of a row with a problem only the text is known."""
+
+    text: object
     id: str | None = None
     label: str | None = None
     kept: tuple[str | None, ...] = ()
     problem: str | None = None
 
 
-def read_file_rows(path: str, columns: Columns, notify: Notify) -> Iterator[Cell]:
+def read_file_rows(path: str, columns: Columns, notify: TellUser) -> Iterator[FileRow]:
     """The rows of one file, read as its ending says."""
     import pyarrow as pa
 
-    read = READERS[find_format(path)]
+    read = FORMAT_READERS[find_format(path)]
     try:
         with open_stream(path) as file:
             yield from read(path, file, columns, notify)
@@ -94,9 +113,9 @@ def find_format(path: str | os.PathLike[str]) -> str:
     name = Path(path)
     compressed = name.suffix.lower() in COMPRESSED
     ending = (name.with_suffix("") if compressed else name).suffix.lower()
-    if ending not in READERS or (compressed and ending == ".parquet"):
+    if ending not in FORMAT_READERS or (compressed and ending == ".parquet"):
         raise FileError(
-            f"cannot read {path}: the ending must be one of {', '.join(READERS)},"
+            f"cannot read {path}: the ending must be one of {', '.join(FORMAT_READERS)},"
             " all but the last with or without .gz or .zst"
         )
     return ending
@@ -113,13 +132,13 @@ def open_stream(path: str) -> "pyarrow.NativeFile":
     return pa.input_stream(path, compression="detect")
 
 
-def make_cell(values: Sequence[Any]) -> Cell:
+def make_row(values: Sequence[object]) -> FileRow:
     """A row from its values in the chosen columns."""
-    kept = tuple(map(escape, values[3:])) if len(values) > 3 else ()
-    return Cell(values[0], escape(values[1]), escape(values[2]), kept)
+    text, row_id, label, *kept = values
+    return FileRow(text, escape(row_id), escape(label), tuple(map(escape, kept)))
 
 
-def escape(value: Any) -> str | None:
+def escape(value: object) -> str | None:
     """An id or a label as a string that can be written: what UTF-8 cannot encode is escaped."""
     return None if value is None else str(value).encode("utf-8", "backslashreplace").decode()
 
@@ -127,15 +146,36 @@ def escape(value: Any) -> str | None:
 # ---- CSV and TSV --------------------------------------------------------------------------------
 
 
-def read_delimited(path: str, file: Any, columns: Columns, notify: Notify) -> Iterator[Cell]:
-    """A table with a header; in .tsv files a quote is a character like any other.
+def read_delimited(
+    path: str, file: "pyarrow.NativeFile", columns: Columns, notify: TellUser
+) -> Iterator[FileRow]:
+    """The rows of a table with a header."""
+    records = parse_records(path, file)
+    first = next(records, [])
+    assert not isinstance(first, FileRow)  # a header that is not CSV is refused
+    header = [name.strip() for name in first]
+    chosen = columns.choose(path, header, notify)
+    places = [None if name is None else header.index(name) for name in chosen]
+    for cells in records:
+        if isinstance(cells, FileRow):
+            yield cells
+        elif len(cells) == len(header):
+            yield make_row([None if place is None else cells[place] for place in places])
+        elif cells:
+            problem = f"{len(header)} columns are needed, as in the header; got {len(cells)}"
+            yield FileRow("\t".join(cells), problem=problem)
+        elif len(header) == 1:  # a blank line is an empty text
+            yield make_row([None] * len(places))
+
+
+def parse_records(path: str, file: "pyarrow.NativeFile") -> Iterator[list[str] | FileRow]:
+    """The cells of each row, or the row that is not CSV; in .tsv files quotes have no meaning.
 
     A quote that is never closed would take the rest of the file into one cell. csv's strict mode
-    sees it at the end of the file, or where the next quote comes and no comma after it. If that is
+    notices at the end of the file, or where the next quote comes and no comma after it. If that is
     in the line where the row began, no other row is concerned; else the file is refused.
     """
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    before = csv.field_size_limit(LONGEST_CELL)
     latest = ""
 
     def remember_latest() -> Iterator[str]:
@@ -144,46 +184,28 @@ def read_delimited(path: str, file: Any, columns: Columns, notify: Notify) -> It
             latest = line
             yield line
 
+    if find_format(path) == ".csv":
+        records = csv.reader(remember_latest(), strict=True)
+    else:
+        records = csv.reader(remember_latest(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    before, first = csv.field_size_limit(LONGEST_CELL), True
     try:
-        lines = (
-            csv.reader(remember_latest(), strict=True)
-            if find_format(path) == ".csv"
-            else csv.reader(remember_latest(), delimiter="\t", quoting=csv.QUOTE_NONE)
-        )
-        header: list[str] | None = None
-        places: list[int | None] = []
         while True:
-            began = lines.line_num + 1
+            began = records.line_num + 1
             try:
-                cells = next(lines)
+                yield next(records)
             except StopIteration:
-                break
+                return
             except csv.Error as error:
-                if header is None or lines.line_num > began or "end of data" in str(error):
+                if first or records.line_num > began or "end of data" in str(error):
                     raise FileError(
                         f"{path}, line {began}: a quote that is opened in the row that begins here"
                         f" is not closed, or closed within a cell ({error}); double the quotes"
                         " within a cell, or save the file as .tsv without any"
                     ) from error
-                yield Cell(latest.rstrip("\r\n"), problem=f"line {began} is no CSV: {error}")
-                continue
-            if header is None:
-                header = [name.strip() for name in cells]
-                chosen = columns.choose(path, header, notify)
-                places = [None if name is None else header.index(name) for name in chosen]
-            elif not cells and len(header) > 1:
-                continue  # a blank line; with one column it is an empty text
-            elif len(cells) != len(header) and cells:
-                yield Cell(
-                    "\t".join(cells),
-                    problem=f"{len(header)} columns are needed, as in the header; got {len(cells)}",
-                )
-            else:
-                yield make_cell(
-                    [None if place is None or not cells else cells[place] for place in places]
-                )
-        if header is None:
-            columns.choose(path, [], notify)
+                problem = f"line {began} is not CSV: {error}"
+                yield FileRow(latest.rstrip("\r\n"), problem=problem)
+            first = False
     finally:
         csv.field_size_limit(before)
 
@@ -206,37 +228,58 @@ def refuse_utf16(path: str, text: Iterable[str]) -> Iterator[str]:
 # ---- JSON lines ---------------------------------------------------------------------------------
 
 
-def read_json_lines(path: str, file: Any, columns: Columns, notify: Notify) -> Iterator[Cell]:
-    """One JSON object per line; blank lines are no rows.
+class JsonLine(NamedTuple):
+    """A line of a file, from 1, and the object that it holds, or why it holds none."""
 
-    Not every line need have every key: the columns are those of the first READ_ROWS rows together.
+    number: int
+    text: str
+    content: dict[str, object]
+    problem: str | None = None
+
+
+def read_json_lines(
+    path: str, file: "pyarrow.NativeFile", columns: Columns, notify: TellUser
+) -> Iterator[FileRow]:
+    """One JSON object per line; blank lines are left out.
+
+    Not every line need have every key: the columns are those of the first ROWS_AHEAD objects
+    together.
     """
     lines = parse_lines(path, file)
     chosen: list[str | None] = []
-    while ahead := list(islice(lines, READ_ROWS)):
-        objects = [parsed for _, _, parsed in ahead if isinstance(parsed, dict)]
-        if not chosen and objects:
-            names = list(dict.fromkeys(name for parsed in objects for name in parsed))
-            chosen = columns.choose(path, names, notify)
-        only = columns.text is None and chosen and chosen[0] not in TEXT_COLUMNS
-        for number, line, parsed in ahead:
-            if isinstance(parsed, str):
-                yield Cell(line, problem=parsed)
+    while ahead := list(islice(lines, ROWS_AHEAD)):
+        if not chosen and any(line.problem is None for line in ahead):
+            names = dict.fromkeys(name for line in ahead for name in line.content)
+            chosen = columns.choose(path, list(names), notify)
+        for line in ahead:
+            if line.problem is not None:
+                yield FileRow(line.text, problem=line.problem)
                 continue
-            if only and not parsed.keys().isdisjoint(TEXT_COLUMNS):
-                other = next(name for name in TEXT_COLUMNS if name in parsed)
-                raise FileError(
-                    f"{path}, line {number}: here is a column {other!r}, and the texts were taken"
-                    f" from {chosen[0]!r}, the only column before: name it by text_column"
+            if columns.text is None:
+                refuse_late_column(path, line, chosen[0])
+            if chosen[0] in line.content:
+                yield make_row(
+                    [None if name is None else line.content.get(name) for name in chosen]
                 )
-            if chosen[0] not in parsed:
-                yield Cell(line, problem=f"this line has no {chosen[0]!r}")
             else:
-                yield make_cell([None if name is None else parsed.get(name) for name in chosen])
+                yield FileRow(line.text, problem=f"this line has no {chosen[0]!r}")
 
 
-def parse_lines(path: str, file: Any) -> Iterator[tuple[int, str, dict[str, Any] | str]]:
-    """Number, content and object of each line that is not blank; or why it holds no object."""
+def refuse_late_column(path: str, line: JsonLine, chosen: str | None) -> None:
+    """Refuse a usual name of texts that comes after another column was taken for the only one."""
+    if chosen in TEXT_COLUMNS:
+        return
+    for name in TEXT_COLUMNS:
+        if name in line.content:
+            raise FileError(
+                f"{path}, line {line.number}: here is a column {name!r}, and the texts were taken"
+                f" from {chosen!r}, the only column before: name it by text_column",
+                options=["text_column"],
+            )
+
+
+def parse_lines(path: str, file: "pyarrow.NativeFile") -> Iterator[JsonLine]:
+    """The lines that are not blank."""
     decode = json.JSONDecoder(object_pairs_hook=refuse_repeated_keys).decode
     for number, encoded in enumerate(io.BufferedReader(file), start=1):
         if number == 1 and (encoded.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in encoded[:2]):
@@ -244,20 +287,21 @@ def parse_lines(path: str, file: Any) -> Iterator[tuple[int, str, dict[str, Any]
         line = encoded.decode("utf-8", "surrogateescape").removeprefix("\ufeff").strip()
         if not line:
             continue
-        parsed: Any
         try:
-            parsed = decode(line)
+            content = decode(line)
         except FileError as error:
-            parsed = str(error)
+            yield JsonLine(number, line, {}, str(error))
         except (ValueError, RecursionError) as error:
-            parsed = f"this line is no JSON: {error}"
+            yield JsonLine(number, line, {}, f"this line is not JSON: {error}")
         else:
-            if not isinstance(parsed, dict):
-                parsed = f"a line must be a JSON object; got {type(parsed).__name__}"
-        yield number, line, parsed
+            if isinstance(content, dict):
+                yield JsonLine(number, line, content)
+            else:
+                problem = f"a line must be a JSON object; got {type(content).__name__}"
+                yield JsonLine(number, line, {}, problem)
 
 
-def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_repeated_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """A JSON object, unless it has a key twice: which of its values is meant?"""
     content = dict(pairs)
     if len(content) < len(pairs):
@@ -277,24 +321,26 @@ class Unconvertible:
     reason: str
 
 
-def read_parquet(path: str, file: Any, columns: Columns, notify: Notify) -> Iterator[Cell]:
+def read_parquet(
+    path: str, file: "pyarrow.NativeFile", columns: Columns, notify: TellUser
+) -> Iterator[FileRow]:
     """A Parquet file, a few rows at a time."""
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(file)
     chosen = columns.choose(path, table.schema_arrow.names, notify)
     wanted = list(dict.fromkeys(name for name in chosen if name is not None))
-    for batch in table.iter_batches(batch_size=READ_ROWS, columns=wanted):
-        values: dict[str | None, list[Any]] = {
+    for batch in table.iter_batches(batch_size=ROWS_AHEAD, columns=wanted):
+        values: dict[str | None, list[object]] = {
             name: convert_column(name, batch.column(name)) for name in wanted
         }
         values[None] = [None] * len(batch)
         for row in zip(*(values[name] for name in chosen), strict=True):
             wrong = next((value for value in row if isinstance(value, Unconvertible)), None)
-            yield make_cell(row) if wrong is None else Cell("", problem=wrong.reason)
+            yield make_row(row) if wrong is None else FileRow("", problem=wrong.reason)
 
 
-def convert_column(name: str, column: "pyarrow.Array") -> list[Any]:
+def convert_column(name: str, column: "pyarrow.Array") -> list[object]:
     """A column as Python's values, with an `Unconvertible` where there is none.
 
     Strings are taken as bytes first, since those of a file need not be UTF-8.
@@ -306,7 +352,7 @@ def convert_column(name: str, column: "pyarrow.Array") -> list[Any]:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         column = column.cast(pa.large_binary())
 
-    def convert(value: Any) -> Any:
+    def convert(value: "pyarrow.Scalar") -> object:
         try:
             return value.as_py()
         except Exception as error:  # by its type: years beyond 9999, unknown time zones, no UTF-8
@@ -322,7 +368,9 @@ def convert_column(name: str, column: "pyarrow.Array") -> list[Any]:
     ]
 
 
-READERS: dict[str, Callable[[str, Any, Columns, Notify], Iterator[Cell]]] = {
+FORMAT_READERS: dict[
+    str, Callable[[str, "pyarrow.NativeFile", Columns, TellUser], Iterator[FileRow]]
+] = {
     ".csv": read_delimited,
     ".tsv": read_delimited,
     ".jsonl": read_json_lines,

@@ -1,75 +1,103 @@
-"""What is computed of every text: a `Job`, which travels to workers, and its functions."""
+"""The options of a corpus: as `explain_corpus` takes them, as a manifest records them, as a `Job`.
 
-from collections.abc import Callable, Iterable, Mapping
+A manifest holds no functions: attnflow's own go by their names, user-defined ones by a reference,
+`package.module:function`. `StoredJob.open` makes the `Job` of it again, in each worker.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
-from attnflow.analysis.importance import IMPORTANCES
-from attnflow.analysis.pipeline import (
-    QUERIES,
-    GraphMaker,
-    ImportanceFunction,
-    read_batch,
-    read_graph_maker,
-    read_importances,
-    refuse_graphs,
-    score_importance,
-)
-from attnflow.core.checks import check_count, check_integers
-from attnflow.core.custom import (
-    Choices,
-    Method,
-    import_function,
-    read_methods,
-    run_method,
-)
+from attnflow.analysis.importance.importances import IMPORTANCES
+from attnflow.analysis.job import POSITIONS, TEXT_SEGMENTS, GraphMaker, Job, Plan
+from attnflow.analysis.run import Case, StageStarted, run
+from attnflow.core.checks import Numbers, check_count, check_integers
+from attnflow.core.choices import Choices, import_function, run_method
 from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.core.methods import METHODS
-from attnflow.corpus.own_functions import (
-    choose_edges,
-    import_choices,
-    name_functions,
-    name_graph,
-)
-from attnflow.corpus.shard_tables import name_results, result_schema
-from attnflow.corpus.shares import check_shares
-from attnflow.edges.building import drop_attention, run_edges
-from attnflow.edges.choosing import EdgeWeight, name_result, read_edges
+from attnflow.corpus.formats import Columns
+from attnflow.corpus.functions import choose_edges, import_choices, name_functions, name_graph
+from attnflow.corpus.typed_json import NOT_EMPTY, AnyText, Count, Positive, Rule, Visible
+from attnflow.edges.edge_weight import EdgeWeight, name_result, read_edges
+from attnflow.edges.graphs import compute_gradients, run_edges, watch_edges
 from attnflow.errors import AttnFlowError, OptionError
-from attnflow.models.inputs import Encoded
+from attnflow.models.encoded import Encoded
+from attnflow.models.load import BUNDLED, ModelLike
 from attnflow.models.model import Model
 from attnflow.notices import ignore_notices
 
 if TYPE_CHECKING:
     import pyarrow
 
-TRIAL_TEXT = "a b"  # what an importance of the user's is tried on
-LayerChoice = Iterable[int] | int | Mapping[str, Iterable[int] | int] | None
+SHARD_ROWS = 1000
+SHARES_METHOD = "rollout"  # what shares of segments are of
+TRIAL_TEXT = "a b"  # what a user-defined importance is tried on
+LayerChoice = Numbers | Mapping[str, Numbers] | None
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is computed of every text; it can be pickled, and the manifest records it."""
+class CorpusOptions:
+    """The options of `explain_corpus`, with their defaults; see there."""
 
-    methods: tuple[str, ...]
-    layers: dict[str, tuple[int, ...]]  # that are stored, by result
-    position: str | int  # "focal", "max" or "mean" over all positions, or a position
+    model: ModelLike = BUNDLED
+    text_column: str | None = None
+    id_column: str | None = None
+    label_column: str | None = None
+    keep: str | Iterable[str] = ()
+    methods: Choices | None = None  # all, and rollout for segments
+    edges: Choices = ("attention",)
+    layers: LayerChoice = None
+    position: str | int = "focal"
+    normalize: str | None = "sum"
+    residual: float | None = None
+    without: Numbers = ()
+    graph: GraphMaker | str | None = None
+    segments: str | None = None
+    importance: Choices = ()
+    limit: int | None = None
+    batch_tokens: int | None = None
+    shard_rows: int = SHARD_ROWS
+
+
+class ColumnNames(TypedDict):
+    """The columns of the input that were named."""
+
+    text: AnyText | None
+    id: AnyText | None
+    label: AnyText | None
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """What is computed of every text, as the manifest records it.
+
+    layers: those that are stored, by result. residual: None where nothing is mixed in, or by a
+    user-defined graph. functions: references of user-defined methods and importances; own_edges:
+    of edge weights. A manifest of an older version may lack what has a default here.
+    """
+
+    methods: Annotated[tuple[Visible, ...], NOT_EMPTY]
+    layers: dict[str, Annotated[tuple[Positive, ...], NOT_EMPTY]]
+    position: str | Count
     normalize: str | None
-    importance: tuple[str, ...]
-    batch_tokens: int
-    residual: float | None = RESIDUAL  # None: the graph is made by a function of the user's
-    without: tuple[int, ...] = ()  # positions that are taken out of every graph
-    graph: str | None = None  # the reference of the function that makes graphs
-    functions: dict[str, str] = field(default_factory=dict)  # references of the user's own
-    keep: tuple[str, ...] = ()  # columns of the input that are stored with the results
-    edges: tuple[str, ...] = ("attention",)
-    own_edges: dict[str, str] = field(default_factory=dict)  # references of the user's own
-    segments: str | None = None  # what scores are of, instead of tokens
-    # no options, but what follows from them and the model:
-    depth: int = 1  # of the model's graphs, on which depends what a row needs
-    heads: int = 1  # that are kept, on which it depends too
-    watched: bool = False  # whether labels are targets, of importance or of gradient edges
+    importance: tuple[Visible, ...]
+    batch_tokens: Positive
+    residual: float | None = RESIDUAL
+    without: tuple[Count, ...] = ()
+    graph: Visible | None = None
+    functions: dict[str, Visible] = field(default_factory=dict)
+    keep: tuple[AnyText, ...] = ()
+    edges: Annotated[tuple[Visible, ...], NOT_EMPTY] = ("attention",)
+    own_edges: dict[str, Visible] = field(default_factory=dict)
+    segments: (
+        Annotated[str, Rule(", ".join(TEXT_SEGMENTS), lambda kind: kind in TEXT_SEGMENTS)] | None
+    ) = None
+    columns: ColumnNames = field(
+        default_factory=lambda: ColumnNames(text=None, id=None, label=None)
+    )
+    limit: Positive | None = None
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -77,191 +105,265 @@ class Job:
         return name_results(self.edges, self.methods)
 
     @property
+    def removes_positions(self) -> bool:
+        """Whether positions may have been taken out of graphs, so that a column says which."""
+        return bool(self.without) or self.graph is not None
+
+    @property
+    def input_columns(self) -> Columns:
+        """The columns of the input that are read."""
+        return Columns(**self.columns, keep=self.keep)
+
+    @property
     def schema(self) -> "pyarrow.Schema":
-        """The columns of its shards."""
-        removed = bool(self.without) or self.graph is not None
-        names = self.results, self.importance, self.keep
-        return result_schema(*names, removed=removed, segments=self.segments is not None)
+        """The columns of its shards; those that are kept of the input stand last."""
+        import pyarrow as pa
+
+        fields = {
+            "id": pa.string(),
+            "row": pa.int64(),
+            "text": pa.string(),
+            "tokens": pa.list_(pa.string()),
+            "special": pa.list_(pa.bool_()),
+            "words": pa.list_(pa.int32()),
+            "label": pa.string(),
+            "prediction": pa.string(),
+            "probability": pa.float64(),
+        }
+        if self.removes_positions:
+            fields["removed"] = pa.list_(pa.int32())
+        if self.segments is not None:  # whose names and numbers of tokens two columns say
+            fields |= {"segments": pa.list_(pa.string()), "segment_tokens": pa.list_(pa.int32())}
+        fields |= {name: pa.list_(pa.list_(pa.float32())) for name in self.results}
+        fields |= {name: pa.list_(pa.float32()) for name in self.importance}
+        fields |= {name: pa.string() for name in self.keep}
+        return pa.schema(list(fields.items()))
+
+    def record(self) -> dict[str, object]:
+        """Its options as JSON gives them back."""
+        options: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        return options
+
+    def check(self) -> None:
+        """Refuse options that no run has recorded, without the import of a function."""
+        Job.read(
+            position=self.position,
+            normalize=self.normalize,
+            residual=self.residual,
+            without=self.without,
+        )
+        if set(self.layers) != set(self.results):
+            raise OptionError(
+                f"layers must be given for each result; got {sorted(self.layers)} for"
+                f" {sorted(self.results)}"
+            )
+        for option, names, known in (
+            ("functions", self.functions, {*self.methods, *self.importance}),
+            ("own_edges", self.own_edges, {*self.edges}),
+        ):
+            for name in names.keys() - known:
+                raise OptionError(f"{option} must be of names that are computed; got {name!r}")
+        self.check_columns()
+
+    def check_columns(self) -> None:
+        """Refuse two columns of one name."""
+        taken = set(replace(self, methods=(), importance=(), keep=()).schema.names)
+        for names, message in (
+            (
+                self.results,
+                "methods and kinds of edges must give columns of different names; got {!r} twice:"
+                " rename a method",
+            ),
+            (self.importance, "methods and importances must have different names; got {!r} twice"),
+            (
+                self.keep,
+                "keep must name columns that the result has not already; got {!r}: rename it in"
+                " the input",
+            ),
+        ):
+            for name in names:
+                if name in taken:
+                    raise OptionError(message.format(name))
+                taken.add(name)
+
+    def open(self) -> Job:
+        """The job itself, in a worker: user-defined functions are imported."""
+
+        def find(names: Iterable[str], places: Mapping[str, str], what: str) -> Choices:
+            own = {name: import_function(places[name], what) for name in names if name in places}
+            return {name: own.get(name) for name in names}
+
+        return Job.read(
+            methods=find(self.methods, self.functions, "method"),
+            importance=find(self.importance, self.functions, "importance"),
+            edges=find(self.edges, self.own_edges, "edge weight"),
+            layers=self.layers,
+            position=self.position,
+            normalize=self.normalize,
+            residual=self.residual,
+            without=self.without,
+            graph=None if self.graph is None else import_function(self.graph, "graph"),
+            segments=self.segments,
+        )
 
 
-@dataclass(frozen=True, eq=False)
-class Functions:
-    """The functions that a job names, ready to be called."""
+@dataclass(frozen=True)
+class CorpusJob:
+    """A job as it travels to workers, with the size of the model's graphs.
 
-    methods: dict[str, Method]
-    importance: dict[str, ImportanceFunction]
-    make_graph: GraphMaker
-    edges: dict[str, EdgeWeight]
+    depth: their layers; heads: those that are kept while capturing. The memory of a row depends on
+    both. watched: whether labels are the targets of importance or of gradient edges.
+    """
+
+    stored: StoredJob
+    depth: int
+    heads: int
+    watched: bool
 
 
-def import_functions(job: Job) -> Functions:
-    """The functions of a job in a worker, where those of the user's are imported."""
+def name_results(edges: Iterable[str], methods: Iterable[str]) -> tuple[str, ...]:
+    """The columns of scores: every method on every kind of edges.
 
-    def find(name: str, known: Mapping[str, Any], what: str) -> Callable[..., Any]:
-        own = job.functions.get(name)
-        function: Callable[..., Any] = known[name] if own is None else import_function(own, what)
-        return function
-
-    own_graph = None if job.graph is None else import_function(job.graph, "graph")
-    return Functions(
-        {name: find(name, METHODS, "method") for name in job.methods},
-        {name: find(name, IMPORTANCES, "importance") for name in job.importance},
-        read_graph_maker(own_graph, job.residual, job.without),
-        read_edges(
-            {
-                name: import_function(job.own_edges[name], "edge weight")
-                if name in job.own_edges
-                else None
-                for name in job.edges
-            }
-        ),
-    )
+    >>> name_results(["attention", "norm"], ["raw", "rollout"])
+    ('raw', 'rollout', 'norm raw', 'norm rollout')
+    """
+    listed = tuple(methods)
+    return tuple(name_result(edge_name, method) for edge_name in edges for method in listed)
 
 
 def plan_job(
-    model: Model,
-    *,
-    methods: Choices,
-    layers: LayerChoice,
-    position: str | int,
-    normalize: str | None,
-    importance: Choices,
-    batch_tokens: int | None,
-    edges: Choices = "attention",
-    residual: float | None = None,
-    without: Iterable[int] | int = (),
-    graph: GraphMaker | str | None = None,
-    keep: str | Iterable[str] = (),
-    segments: str | None = None,
-    importable: bool = False,
-) -> tuple[Job, Functions]:
-    """The job that these options mean for a model, tried on two tokens before anything is read.
-
-    layers: the same for every result, or by result. importable: whether workers must be able to
-    import the user's own functions.
-    """
-    chosen, references = import_choices(methods, "method")
-    used_methods = read_methods(chosen)
-    if not used_methods:
-        raise OptionError(f"at least one method is needed; choose from {', '.join(METHODS)}")
-    scored, scored_references = import_choices(importance, "importance")
-    used_importance = read_importances(scored)
-    functions = name_functions(used_methods, METHODS, references, "method", importable)
-    functions |= name_functions(
-        used_importance, IMPORTANCES, scored_references, "importance", importable
-    )
-    weights, own_edges = choose_edges(edges, importable)
-    refuse_unknown_position(position)
-    if batch_tokens is not None:
-        check_count("batch_tokens", batch_tokens)
-    check_model(model, used_importance)
-    gone = tuple(dict.fromkeys(check_integers(without, "without")))
-    if any(place < 0 for place in gone):
-        raise OptionError(f"without must be positions from 0 on; got {min(gone)}")
-    own_graph = import_function(graph, "graph") if isinstance(graph, str) else graph
-    refuse_graphs(weights, own_graph, gone)
-    make_graph = read_graph_maker(own_graph, residual, gone)
-    used = Functions(used_methods, used_importance, make_graph, weights)
-    trial = model.encode([0] * (max(gone, default=0) + 2))
-    check_kept(model, trial, position, gone)
-    # a function of the user's may fuse heads as it likes, so that it gets all of them
-    heads = "mean" if graph is None else None
-    graphs, kept_heads = try_edges(model, used, trial, residual, heads)
-    stored = try_methods(used, graphs, layers, normalize)
-    mixes = any(weight.residual == "mixed" for weight in weights.values())
-    try_importance(model, used_importance)
-    job = Job(
-        methods=tuple(used_methods),
-        layers=stored,
-        position=position,
-        normalize=normalize,
-        importance=tuple(used_importance),
-        batch_tokens=batch_tokens or model.batch_tokens,
-        residual=(
-            (RESIDUAL if residual is None else float(residual)) if mixes and graph is None else None
+    model: Model, options: CorpusOptions, job: Job, references: "References"
+) -> tuple[CorpusJob, Job]:
+    """The job that these options mean for a model, tried on two tokens before anything is read."""
+    check_model(model, job)
+    trial = model.encode([0] * (max(job.without, default=0) + 2))
+    check_kept(model, trial, job)
+    graphs, heads = try_edges(model, job, trial)
+    layers = try_methods(job, graphs, options.layers)
+    try_importance(model, job)
+    keep = [options.keep] if isinstance(options.keep, str) else options.keep
+    stored = StoredJob(
+        methods=tuple(job.named_methods),
+        layers=layers,
+        position=job.position,
+        normalize=job.normalize,
+        importance=tuple(job.importance or ()),
+        batch_tokens=options.batch_tokens or model.batch_tokens,
+        residual=find_mixed_residual(job),
+        without=job.without,
+        graph=references.graph,
+        functions=references.functions,
+        keep=tuple(dict.fromkeys(keep)),
+        edges=tuple(job.edges or ()),
+        own_edges=references.edges,
+        segments=job.segments,
+        columns=ColumnNames(
+            text=options.text_column, id=options.id_column, label=options.label_column
         ),
-        without=gone,
-        graph=None if graph is None else name_graph(graph, importable),
-        functions=functions,
-        keep=tuple(dict.fromkeys([keep] if isinstance(keep, str) else keep)),
-        edges=tuple(weights),
-        own_edges=own_edges,
-        segments=segments,
-        depth=next(iter(graphs.values())).depth,
-        heads=kept_heads,
-        watched=bool(used_importance) or any(weight.gradient for weight in weights.values()),
+        limit=options.limit,
     )
-    if segments is not None:
-        check_shares(segments, vars(job))
-    refuse_repeated_columns(job)
-    return job, used
+    stored.check_columns()
+    depth = next(iter(graphs.values())).depth
+    edges = job.edges or {}
+    watched = bool(job.importance) or any(edge.backward is not None for edge in edges.values())
+    return CorpusJob(stored, depth, heads, watched), replace(job, layers=layers)
+
+
+class References(NamedTuple):
+    """Where user-defined functions are imported from, by name."""
+
+    functions: dict[str, str]  # methods and importances
+    edges: dict[str, str]
+    graph: str | None
+
+
+def read_job(options: CorpusOptions, importable: bool = False) -> tuple[Job, References]:
+    """The job that these options mean for any model, with the references of its functions.
+
+    importable: whether workers must be able to import user-defined functions.
+    """
+    default = tuple(METHODS) if options.segments is None else (SHARES_METHOD,)
+    methods, method_references = import_choices(
+        default if options.methods is None else options.methods, "method"
+    )
+    importance, importance_references = import_choices(options.importance, "importance")
+    edges, edge_references = choose_edges(options.edges, importable)
+    graph = options.graph
+    job = Job.read(
+        methods=methods,
+        importance=importance,
+        edges=edges,
+        position=options.position,
+        normalize=options.normalize,
+        # that of a resumed folder stays unused where edges hold the residual inside
+        residual=options.residual if mixes_residual(edges) else None,
+        without=options.without,
+        graph=import_function(graph, "graph") if isinstance(graph, str) else graph,
+        segments=options.segments,
+    )
+    if not methods:
+        raise OptionError(f"at least one method is needed; choose from {', '.join(METHODS)}")
+    if isinstance(job.position, int) and job.position < 0:
+        raise OptionError(
+            f"unknown position {job.position}; choose from {', '.join(POSITIONS)}, or a position"
+            " from 0 on"
+        )
+    if min(job.without, default=0) < 0:
+        raise OptionError(f"without must be positions from 0 on; got {min(job.without)}")
+    if options.batch_tokens is not None:
+        check_count("batch_tokens", options.batch_tokens)
+    functions = name_functions(
+        job.named_methods, METHODS, method_references, "method", importable
+    ) | name_functions(
+        job.importance or {}, IMPORTANCES, importance_references, "importance", importable
+    )
+    place = None if graph is None else name_graph(graph, importable)
+    return job, References(functions, edge_references, place)
+
+
+def mixes_residual(edges: Mapping[str, EdgeWeight]) -> bool:
+    """Whether a residual is mixed into any of these edges."""
+    return any(weight.residual == "mixed" for weight in edges.values())
+
+
+def find_mixed_residual(job: Job) -> float | None:
+    """The residual that is mixed in; None if none is, or by a user-defined graph."""
+    if job.graph is not None or not mixes_residual(job.edges or {}):
+        return None
+    return RESIDUAL if job.residual is None else job.residual
 
 
 # ---- checks, and the trial -----------------------------------------------------------------------
 
 
-def refuse_unknown_position(position: Any) -> None:
-    """Refuse what is neither the name of a query nor a position."""
-    is_position = isinstance(position, int) and not isinstance(position, bool) and position >= 0
-    if position not in QUERIES and not is_position:
-        raise OptionError(
-            f"unknown position {position!r}; choose from {', '.join(QUERIES)},"
-            " or a position from 0 on"
-        )
-
-
-def check_model(model: Model, importance: Iterable[str]) -> None:
-    """Refuse a model that reads no texts, or has no importance."""
+def check_model(model: Model, job: Job) -> None:
+    """Refuse a model that reads no texts, or importance of one that has none."""
     if model.is_vision or model.tokenizer is None:
         raise OptionError(
             f"a corpus needs a model that reads texts, with its tokenizer; got {model.name}"
         )
     bare = model.is_encoder_decoder or model.task in ("encoder", "encoder-decoder")
-    if list(importance) and bare:
+    if job.importance and bare:
         raise OptionError(
             "importance is for models that read one sequence of tokens and predict;"
             f" got {model.name}, {model.task}"
         )
 
 
-def check_kept(model: Model, trial: Encoded, position: str | int, without: tuple[int, ...]) -> None:
+def check_kept(model: Model, trial: Encoded, job: Job) -> None:
     """Refuse to take out the position that is explained."""
-    explained = position
-    if position == "focal":
+    explained: str | int = job.position
+    if explained == "focal":
         with suppress(OptionError):  # of a masked LM, whose texts alone have masks
             explained = model.focal(trial)
-    if explained in without:
+    if explained in job.without:
         raise OptionError(
             f"without must leave the position that is explained, {explained} here; got"
-            f" {list(without)}: give another position, or 'max' or 'mean'"
+            f" {list(job.without)}: give another position, or 'max' or 'mean'"
         )
 
 
-def refuse_repeated_columns(job: Job) -> None:
-    """Refuse two columns of one name."""
-    names = job.schema.names
-    facts = result_schema((), (), removed="removed" in names, segments="segments" in names)
-    listed = [*facts.names, *job.results]
-    for name in job.results:
-        if listed.count(name) > 1:
-            raise OptionError(
-                f"methods and kinds of edges must give columns of different names; got {name!r}"
-                " twice: rename a method"
-            )
-    for name in job.importance:
-        if name in listed:
-            raise OptionError(
-                f"methods and importances must have different names; got {name!r} twice"
-            )
-    for name in job.keep:
-        if name in (*listed, *job.importance):
-            raise OptionError(
-                f"keep must name columns that the result has not already; got {name!r}:"
-                " rename it in the input"
-            )
-
-
-def refuse_unknown_layers(layers: LayerChoice, job: Job) -> None:
+def refuse_unknown_layers(layers: LayerChoice, job: StoredJob) -> None:
     """Refuse layers of a result that is not computed."""
     for name in layers if isinstance(layers, Mapping) else ():
         if name not in job.results:
@@ -271,60 +373,66 @@ def refuse_unknown_layers(layers: LayerChoice, job: Job) -> None:
             )
 
 
-def try_edges(
-    model: Model,
-    functions: Functions,
-    trial: Encoded,
-    residual: float | None,
-    heads: str | None,
-) -> tuple[dict[str, AttentionGraph], int]:
+def try_edges(model: Model, job: Job, trial: Encoded) -> tuple[dict[str, AttentionGraph], int]:
     """The graph of each kind of edges of an input, unless the model cannot give them.
 
-    And how many heads were kept. heads: how they are fused; all are kept if None.
+    And how many heads were kept.
     """
-    others = drop_attention(functions.edges)
-    # a position is named, since a masked LM has none of its own where there is no mask
-    run, (made,) = run_edges(model, [trial], others, heads, residual=residual, position=-1)
+    weights = job.edges or {}
+    # the last position: without a mask, a masked LM has no focal one
+    gradients = compute_gradients(model, [trial], watch_edges(model, weights), position=-1)
+    passed, (made,) = run_edges(
+        model, [trial], weights, job.kept_heads, gradients, residual=job.residual
+    )
     graphs = {
-        name: made[name] if name in made else functions.make_graph(run.attentions[0])
-        for name in functions.edges
+        name: made[name] if name in made else job.make_graph(passed.attentions[0])
+        for name in weights
     }
-    return graphs, run.attentions[0].heads
+    return graphs, passed.attentions[0].heads
 
 
 def try_methods(
-    functions: Functions,
-    graphs: Mapping[str, AttentionGraph],
-    layers: LayerChoice,
-    normalize: str | None,
+    job: Job, graphs: Mapping[str, AttentionGraph], layers: LayerChoice
 ) -> dict[str, tuple[int, ...]]:
     """The layers that each method gives on each kind of edges of an input."""
     stored = {}
-    for edge_name, graph in graphs.items():
-        for method_name, method in functions.methods.items():
-            name = name_result(edge_name, method_name)
-            wanted = layers.get(name) if isinstance(layers, Mapping) else layers
-            if wanted is not None:
-                wanted = check_integers([wanted] if isinstance(wanted, int) else wanted, "layers")
-            ask: dict[str, Any] = {"positions": [graph.kept[-1]], "normalize": normalize}
-            with ignore_notices():
-                result = run_method(name, method, graph, layers=wanted, **ask)
-            stored[name] = tuple(result.layers)
+    for choice in Plan.make(job.named_methods, job.edges or {}).choices:
+        graph = graphs[choice.edges]
+        wanted = layers.get(choice.name) if isinstance(layers, Mapping) else layers
+        asked = None if wanted is None else check_integers(wanted, "layers")
+        with ignore_notices():
+            result = run_method(
+                choice.name,
+                choice.compute,
+                graph,
+                layers=asked,
+                positions=[graph.kept[-1]],
+                normalize=job.normalize,
+            )
+        stored[choice.name] = tuple(result.layers)
     return stored
 
 
-def try_importance(model: Model, importance: Mapping[str, ImportanceFunction]) -> None:
-    """Call every importance of the user's once, so that its mistakes are told before the run."""
-    own = {
-        name: function
-        for name, function in importance.items()
-        if function is not IMPORTANCES.get(name)
-    }
+def try_importance(model: Model, job: Job) -> None:
+    """Call every user-defined importance once, so that its mistakes are told before the run."""
+    own = job.own_importance
     if not own:
         return
+    trial = replace(
+        job,
+        methods={},
+        edges=read_edges("attention"),
+        importance=own,
+        position="focal",
+        graph=None,
+        without=(),
+        residual=None,
+    )
+    stage = ""
     try:
-        readings = read_batch(model, [model.encode(TRIAL_TEXT)])
-    except AttnFlowError:  # a masked LM wants a mask, a tokenizer other words: rows will tell
-        return
-    for name, function in own.items():
-        score_importance(model, readings, name, function, values=[TRIAL_TEXT])
+        for event in run(model, [Case(TRIAL_TEXT, model.encode(TRIAL_TEXT))], trial):
+            stage = event.name if isinstance(event, StageStarted) else stage
+    except AttnFlowError:
+        if stage in own:
+            raise
+        # a masked LM wants a mask, a tokenizer other words: rows will tell

@@ -20,46 +20,54 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
+from attnflow.analysis.job import Job
 from attnflow.corpus.folder import pack_shard, remove_leftovers, write_shard
-from attnflow.corpus.job import Functions, Job, import_functions
+from attnflow.corpus.job import CorpusJob
 from attnflow.corpus.manifest import ShardRecord
-from attnflow.corpus.rows import PendingShards, Row
+from attnflow.corpus.rows import CorpusRow, PendingShards
 from attnflow.corpus.shard import compute_shard, one_thread
 from attnflow.errors import AttnFlowError, FileError, OptionError
 from attnflow.models.fingerprint import model_fingerprint
-from attnflow.models.loading import load
+from attnflow.models.load import load
 from attnflow.models.model import Model
 
 FinishedShards = Generator[tuple[int, ShardRecord]]  # with their numbers, as they become ready
 
 
+class WorkerPlan(NamedTuple):
+    """What a worker needs to compute shards: its model, whose fingerprint must be this one, too."""
+
+    model: str
+    fingerprint: str
+    job: CorpusJob
+    folder: Path
+
+
 def finish_shard(
-    model: Model, job: Job, functions: Functions, folder: Path, index: int, rows: list[Row]
+    model: Model, planned: CorpusJob, job: Job, folder: Path, index: int, rows: list[CorpusRow]
 ) -> ShardRecord:
-    """Compute a shard and write it; returns what the manifest is to say of it."""
-    return write_shard(folder, index, pack_shard(*compute_shard(model, job, functions, rows)))
+    """Compute a shard and write it; returns its record for the manifest."""
+    return write_shard(folder, index, pack_shard(*compute_shard(model, planned, job, rows)))
 
 
 def compute_in_turn(
-    model: Model, job: Job, functions: Functions, folder: Path, pending: PendingShards
+    model: Model, planned: CorpusJob, job: Job, folder: Path, pending: PendingShards
 ) -> FinishedShards:
     """Compute shards in this process."""
     for index, rows in pending:
-        yield index, finish_shard(model, job, functions, folder, index, rows)
+        yield index, finish_shard(model, planned, job, folder, index, rows)
 
 
-def compute_in_processes(
-    name: str, fingerprint: str, job: Job, folder: Path, pending: PendingShards, workers: int
-) -> FinishedShards:
+def compute_in_processes(plan: WorkerPlan, pending: PendingShards, workers: int) -> FinishedShards:
     """Compute shards in processes, each with a model of its own and one shard at a time."""
     tasks = iter(pending)
     crew: dict[Connection, SpawnProcess] = {}
     busy: list[Connection] = []
     try:
-        for _ in range(workers):
-            start_worker(crew, name, fingerprint, job, folder)
+        for _ in range(min(workers, len(pending.missing))):
+            start_worker(crew, plan)
         for connection, task in zip(crew, tasks, strict=False):
             connection.send(task)
             busy.append(connection)
@@ -79,18 +87,14 @@ def compute_in_processes(
         for process in crew.values():  # at once: nothing is half-written under its own name
             process.kill()
             process.join()
-        remove_leftovers(folder)
+        remove_leftovers(plan.folder)
 
 
-def start_worker(
-    crew: dict[Connection, SpawnProcess], name: str, fingerprint: str, job: Job, folder: Path
-) -> None:
+def start_worker(crew: dict[Connection, SpawnProcess], plan: WorkerPlan) -> None:
     """Start a process, and note it by the connection to it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=run_worker, args=(theirs, name, fingerprint, job, folder), daemon=True
-    )
+    process = context.Process(target=run_worker, args=(theirs, plan), daemon=True)
     with interrupts_blocked():
         process.start()
         crew[ours] = process
@@ -129,23 +133,20 @@ def interrupts_blocked() -> Iterator[None]:
 # ---- in the worker ------------------------------------------------------------------------------
 
 
-def run_worker(connection: Connection, name: str, fingerprint: str, job: Job, folder: Path) -> None:
-    """Load the model, then compute shard after shard; ends with the process that sends them.
-
-    fingerprint: the one that the model must have.
-    """
+def run_worker(connection: Connection, plan: WorkerPlan) -> None:
+    """Load the model, then compute shard after shard; ends with the process that sends them."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         with one_thread():
-            model, functions = load(name), import_functions(job)
-            if model_fingerprint(model) != fingerprint:
+            model, job = load(plan.model), plan.job.stored.open()
+            if model_fingerprint(model) != plan.fingerprint:
                 raise FileError(
-                    f"the model {name} has other weights in a worker than where the run was"
+                    f"the model {plan.model} has other weights in a worker than where the run was"
                     " started: some are drawn at random when it is loaded, or its files changed"
                 )
             while True:
                 index, rows = connection.recv()
-                record = finish_shard(model, job, functions, folder, index, rows)
+                record = finish_shard(model, plan.job, job, plan.folder, index, rows)
                 connection.send((index, record))
     except EOFError:
         return

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from attnflow.corpus.folder import (
     PackedShard,
@@ -25,16 +25,19 @@ from attnflow.corpus.folder import (
     shard_path,
     write_shard,
 )
-from attnflow.corpus.job import Job, import_functions
-from attnflow.corpus.local import FinishedShards
-from attnflow.corpus.manifest import Manifest, ShardRecord
+from attnflow.corpus.job import CorpusJob
+from attnflow.corpus.local import FinishedShards, WorkerPlan
+from attnflow.corpus.manifest import ShardRecord
 from attnflow.corpus.planning import list_run_versions
-from attnflow.corpus.rows import PendingShards, Row
+from attnflow.corpus.rows import CorpusRow, PendingShards
 from attnflow.corpus.shard import compute_shard
 from attnflow.errors import AttnFlowError, FileError, MissingExtraError, OptionError
 from attnflow.models.fingerprint import model_fingerprint
-from attnflow.models.loading import SHIPPED, load
+from attnflow.models.load import SHIPPED, load
 from attnflow.models.model import Model
+
+if TYPE_CHECKING:
+    import pyarrow
 
 STALLED = 86400.0  # seconds in which no shard moves, after which a pass is given up
 SETTINGS = 4  # the frame of HTTP/2, which Ray speaks, that both sides begin with
@@ -50,13 +53,7 @@ QUIET = {  # read when Ray is imported, and started; what the user has set stays
 
 
 def compute_on_ray(
-    name: str,
-    manifest: Manifest,
-    job: Job,
-    folder: Path,
-    pending: PendingShards,
-    workers: int | None,
-    address: str | None,
+    plan: WorkerPlan, pending: PendingShards, workers: int | None, address: str | None
 ) -> FinishedShards:
     """Compute shards on a cluster; what a pass over the data lost, if ever, is done in another."""
     if not pending.missing:
@@ -67,24 +64,24 @@ def compute_on_ray(
             "num_cpus": 0,
             "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
         }
-        place = str(Path(name).resolve()) if name not in SHIPPED and Path(name).is_dir() else name
-        plan = {
-            "name": place,
-            "fingerprint": manifest.model["fingerprint"],
+        is_folder = plan.model not in SHIPPED and Path(plan.model).is_dir()
+        arguments = {
+            "name": str(Path(plan.model).resolve()) if is_folder else plan.model,
+            "fingerprint": plan.fingerprint,
             "versions": list_run_versions(),
-            "job": job,
+            "planned": plan.job,
         }
         while pending.missing:
-            for index in pending.missing:  # what nobody vouches for is not counted as written
-                shard_path(folder, index).unlink(missing_ok=True)
+            for index in pending.missing:  # what the manifest does not record counts as not written
+                shard_path(plan.folder, index).unlink(missing_ok=True)
             writer = (
                 ray.remote(ShardWriter)
                 .options(max_restarts=-1, max_task_retries=-1, **at_home)
-                .remote(folder.resolve(), pending.missing)
+                .remote(plan.folder.resolve(), pending.missing)
             )
             data = stream_shards(ray, pending, writer, LEAD * most, at_home).map_batches(
                 Explainer,
-                fn_constructor_kwargs={**plan, "writer": writer},
+                fn_constructor_kwargs={**arguments, "writer": writer},
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(
@@ -114,7 +111,7 @@ def compute_on_ray(
             if not done:
                 return
             pending = replace(pending, missing=pending.missing - done)
-    remove_leftovers(folder)
+    remove_leftovers(plan.folder)
 
 
 def require_ray(address: str | None) -> Any:
@@ -175,7 +172,7 @@ def connect(address: str | None, workers: int | None) -> Iterator[Any]:
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address, or where no Ray answers.
+    """Refuse an address that is not HOST:PORT, or where Ray does not answer.
 
     `ray.init` takes no timeout: it tries for minutes, and then some versions end the process from
     C++, where no error can be caught. Ray's own health check says that it is "NOT a public API".
@@ -219,7 +216,7 @@ def size_pool(ray: Any, workers: int | None, tasks: int) -> tuple[dict[str, floa
 
 
 def stream_shards(
-    ray: Any, pending: PendingShards, writer: Any, lead: int, at_home: dict[str, Any]
+    ray: Any, pending: PendingShards, writer: Any, lead: int, at_home: dict[str, object]
 ) -> Any:
     """A data set with one block per shard, {"index", "rows", "problem"}.
 
@@ -229,14 +226,14 @@ def stream_shards(
 
     here = os.getcwd()
 
-    def make_block(index: int, rows: list[Row], problem: str | None = None) -> Any:
-        cells = {"index": index, "rows": encode_rows(rows), "problem": problem}
+    def make_block(index: int, rows: list[CorpusRow], problem: str | None = None) -> pa.Table:
+        cells = {"index": index, "rows": encode_corpus_rows(rows), "problem": problem}
         return pa.Table.from_pylist(
             [cells],
             pa.schema({"index": pa.int64(), "rows": pa.large_binary(), "problem": pa.string()}),
         )
 
-    def read() -> Iterator[Any]:
+    def read() -> Iterator[pa.Table]:
         try:
             with contextlib.chdir(here):
                 for number, (index, rows) in enumerate(pending):
@@ -268,7 +265,7 @@ def stream_shards(
     return data
 
 
-def encode_rows(rows: list[Row]) -> bytes:
+def encode_corpus_rows(rows: list[CorpusRow]) -> bytes:
     """Rows on their way to an actor.
 
     Texts may hold lone surrogates, and two of them must not become one character.
@@ -278,10 +275,10 @@ def encode_rows(rows: list[Row]) -> bytes:
     )
 
 
-def decode_rows(content: bytes) -> list[Row]:
-    """What `encode_rows` was given."""
+def decode_rows(content: bytes) -> list[CorpusRow]:
+    """What `encode_corpus_rows` was given."""
     rows = json.loads(content.decode("utf-8", "surrogatepass"))
-    return [replace(Row(*row), kept=tuple(row[-1])) for row in rows]  # JSON knows no tuples
+    return [replace(CorpusRow(*row), kept=tuple(row[-1])) for row in rows]  # JSON knows no tuples
 
 
 def read_answers(data: Any) -> Iterator[tuple[int, ShardRecord]]:
@@ -291,6 +288,14 @@ def read_answers(data: Any) -> Iterator[tuple[int, ShardRecord]]:
             if answer["problem"] is not None:
                 raise FileError(answer["problem"])
             yield answer["index"], ShardRecord(**json.loads(answer["shard"]))
+
+
+class ShardAnswer(TypedDict):
+    """What an actor says of a shard: the record of it as JSON, or the problem."""
+
+    index: int
+    shard: str | None
+    problem: str | None
 
 
 class ShardWriter:
@@ -308,7 +313,7 @@ class ShardWriter:
         return len(self.written)
 
     def write(self, index: int, packed: PackedShard) -> ShardRecord | str:
-        """Write a shard, once; returns what the manifest is to say of it, or why it could not."""
+        """Write a shard, once; returns its record for the manifest, or why it could not."""
         try:
             shard = self.written.get(index) or write_shard(self.folder, index, packed)
         except AttnFlowError as error:
@@ -324,19 +329,19 @@ class Explainer:
     """
 
     def __init__(
-        self, name: str, fingerprint: str, versions: dict[str, str], job: Job, writer: Any
+        self, name: str, fingerprint: str, versions: dict[str, str], planned: CorpusJob, writer: Any
     ) -> None:
-        self.job, self.writer = job, writer
+        self.planned, self.writer = planned, writer
         self.problem: str | None = None
         try:
             self.model = load_same(name, fingerprint, versions)
-            self.functions = import_functions(job)
+            self.job = planned.stored.open()
         except AttnFlowError as error:
             self.problem = f"on a machine of the cluster: {error}"
         except Exception as error:
             self.problem = f"on a machine of the cluster: {type(error).__name__}: {error}"
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: "pyarrow.Table") -> "pyarrow.Table":
         """{"index", "rows", "problem"} -> {"index", "shard", "problem"}."""
         import pyarrow as pa
 
@@ -345,15 +350,15 @@ class Explainer:
             answers, pa.schema({"index": pa.int64(), "shard": pa.string(), "problem": pa.string()})
         )
 
-    def explain(self, index: int, rows: bytes, problem: str | None) -> dict[str, Any]:
-        """What `read_answers` reads."""
+    def explain(self, index: int, rows: bytes, problem: str | None) -> ShardAnswer:
+        """The answer that `read_answers` reads."""
         problem = problem or self.problem
         if problem is not None:
             return {"index": index, "shard": None, "problem": problem}
         import ray
 
         try:
-            tables = compute_shard(self.model, self.job, self.functions, decode_rows(rows))
+            tables = compute_shard(self.model, self.planned, self.job, decode_rows(rows))
             packed = pack_shard(*tables)
         except AttnFlowError as error:  # of a method; told here, since Ray would only try again
             return {"index": index, "shard": None, "problem": str(error)}

@@ -1,94 +1,124 @@
 """The manifest that a run begins with: a new one, or the folder's, if everything is as it was."""
 
-import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from attnflow.analysis.importance import IMPORTANCES
+from attnflow.analysis.importance.importances import IMPORTANCES
 from attnflow.core.methods import METHODS
 from attnflow.core.provenance import read_versions
 from attnflow.corpus.folder import matches, remove_leftovers, shard_errors_path, shard_path
-from attnflow.corpus.formats import Notify
-from attnflow.corpus.job import Job
-from attnflow.corpus.manifest import MOST_SHARDS, Manifest
-from attnflow.corpus.reading import read_shards
+from attnflow.corpus.formats import TellUser
+from attnflow.corpus.job import CorpusOptions, StoredJob
+from attnflow.corpus.manifest import MANIFEST_FORMAT, MOST_SHARDS, InputRecord, Manifest
+from attnflow.corpus.read_corpus import read_shards
 from attnflow.corpus.rows import InputFiles, hash_file
 from attnflow.corpus.survey import survey_input
-from attnflow.edges.choosing import EDGES
+from attnflow.edges.edge_weight import EDGES
 from attnflow.errors import FileError, OptionError
 from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.model import Model
 
-LIBRARIES = ("attnflow", "torch", "transformers", "numpy", "pyarrow")  # they make the numbers
+NUMBER_MAKERS = ("attnflow", "torch", "transformers", "numpy", "pyarrow")  # they make the numbers
 
 
-def recall_options(folder: Path, begun: Manifest, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a folder was begun with, as `explain_corpus` takes them.
+def recall_options(folder: Path, begun: Manifest, given: Collection[str]) -> CorpusOptions:
+    """The options that a folder was begun with; given: the names of those of this call.
 
     A manifest is data: a function that it names, and this call does not, is never imported.
     """
-    known: dict[str, Collection[str]] = {
-        "methods": METHODS,
-        "importance": IMPORTANCES,
-        "edges": EDGES,
-    }
-    for option, names in known.items():
-        places = begun.options["own_edges" if option == "edges" else "functions"]
-        own = [name for name in begun.options[option] if name not in names]
+    stored, name = begun.options, begun.model["name"]
+    for option, names, known, places in (
+        ("methods", stored.methods, METHODS, stored.functions),
+        ("importance", stored.importance, IMPORTANCES, stored.functions),
+        ("edges", stored.edges, EDGES, stored.own_edges),
+    ):
+        own = [each for each in names if each not in known]
         if own and option not in given:
-            origin = places.get(own[0], "nowhere")
             raise OptionError(
                 f"{folder} was begun with a function of yours among its {option}, {own[0]!r}"
-                f" ({origin}), which a manifest alone does not have imported:"
-                f" give {option} (--{option}) again"
+                f" ({places.get(own[0], 'nowhere')}), which a manifest alone does not have"
+                f" imported: give {option} (--{option}) again"
             )
-    if begun.options["graph"] is not None and "graph" not in given:
+    if stored.graph is not None and "graph" not in given:
         raise OptionError(
-            f"{folder} was begun with graphs of a function of yours ({begun.options['graph']}),"
-            " which a manifest alone does not have imported: give graph (--graph) again"
+            f"{folder} was begun with graphs of a function of yours ({stored.graph}), which a"
+            " manifest alone does not have imported: give graph (--graph) again"
         )
-    name = begun.model["name"]
-    if "model" not in given and name == begun.model["class"] and not Path(name).is_dir():
-        # an object is known by its class, and cannot be loaded by that
+    if "model" not in given and begun.is_of_object:
         raise OptionError(f"{folder} was begun with a loaded model, a {name}: give it as model")
-    columns = {f"{role}_column": column for role, column in begun.options["columns"].items()}
-    replaced = {"columns", "functions", "own_edges", "graph"}
-    replaced |= {"residual", "without"} if "graph" in given else set()  # a graph of yours has these
-    recorded = {option: value for option, value in begun.options.items() if option not in replaced}
-    return {**recorded, **columns, "model": name, "shard_rows": begun.shard_rows}
+    makes_graphs = "graph" in given  # by a function, which uses neither residual nor without
+    return CorpusOptions(
+        model=name,
+        text_column=stored.columns["text"],
+        id_column=stored.columns["id"],
+        label_column=stored.columns["label"],
+        keep=stored.keep,
+        methods=stored.methods,
+        edges=stored.edges,
+        layers=stored.layers,
+        position=stored.position,
+        normalize=stored.normalize,
+        residual=None if makes_graphs else stored.residual,
+        without=() if makes_graphs else stored.without,
+        segments=stored.segments,
+        importance=stored.importance,
+        limit=stored.limit,
+        batch_tokens=stored.batch_tokens,
+        shard_rows=begun.shard_rows,
+    )
+
+
+def begin_manifest(
+    inputs: InputFiles, stored: StoredJob, name: str, model: Model, shard_rows: int
+) -> Manifest:
+    """The manifest of a run that begins now; its rows are not counted yet.
+
+    An input is read three times, each time in pieces: here its bytes, for the checksum; once its
+    rows, which `survey_input` must have seen before a model computes for hours; and once the rows
+    that are computed. One pass less would need all rows in memory, or a checksum of a file that
+    Parquet reads from its end.
+    """
+    hashes = [hash_file(path) for path in inputs.paths]
+    return Manifest(
+        versions=list_run_versions(),
+        model={
+            "name": name,
+            "class": model.name,
+            "task": model.task,
+            "fingerprint": model_fingerprint(model),
+        },
+        inputs=tuple(
+            InputRecord(file=file, bytes=size, sha256=sha256)
+            for file, (size, sha256) in zip(inputs.names, hashes, strict=True)
+        ),
+        options=stored,
+        rows=0,
+        shard_rows=shard_rows,
+        shards={},
+        errors_sha256=None,
+        seconds=0.0,
+        format=MANIFEST_FORMAT,
+    )
 
 
 def plan_manifest(
     folder: Path,
     begun: Manifest | None,
+    now: Manifest,
     inputs: InputFiles,
-    job: Job,
-    name: str,
     model: Model,
-    shard_rows: int,
-    notify: Notify,
+    notify: TellUser,
+    *,
+    watched: bool,
 ) -> Manifest:
-    """The manifest to resume from: a new one, or the folder's if everything is as it was then."""
-    options = asdict(job)
-    for derived in ("depth", "heads", "watched"):  # which follow from the others and the model
-        del options[derived]
-    columns = inputs.columns
-    options |= {
-        "columns": {"text": columns.text, "id": columns.id, "label": columns.label},
-        "limit": inputs.limit,
-    }
-    options = json.loads(json.dumps(options))
-    described = describe_model(name, model)
-    hashes = [hash_file(path) for path in inputs.paths]
-    files = [
-        {"file": file, "bytes": size, "sha256": sha256}
-        for file, (size, sha256) in zip(inputs.names, hashes, strict=True)
-    ]
+    """The manifest to go on from: that of this run, or the folder's if everything is as it was.
+
+    watched: whether labels are the targets of importance or of gradient edges.
+    """
     remove_leftovers(folder)
     if begun is not None:
-        refuse_changes(folder, begun, files, described, options, shard_rows)
+        refuse_changes(folder, begun, now)
         drop_damaged(folder, begun, notify)
         return begun
     others = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
@@ -96,20 +126,19 @@ def plan_manifest(
         raise FileError(
             f"{folder} is not empty and holds no corpus (it has {others[0]}); give another folder"
         )
-    watched = job.watched and columns.label is not None
     rows = survey_input(inputs, model, notify, watched=watched)
     if not rows:
         raise FileError(f"{', '.join(inputs.paths)}: there are no rows")
-    manifest = Manifest(list_run_versions(), described, files, options, rows, shard_rows)
-    if manifest.count > MOST_SHARDS:
+    begun = replace(now, rows=rows)
+    if begun.count > MOST_SHARDS:
         raise OptionError(
-            f"a corpus has at most {MOST_SHARDS:,} shards; got {manifest.count:,}:"
+            f"a corpus has at most {MOST_SHARDS:,} shards; got {begun.count:,}:"
             " give more shard_rows"
         )
-    return manifest
+    return begun
 
 
-def drop_damaged(folder: Path, manifest: Manifest, notify: Notify) -> None:
+def drop_damaged(folder: Path, manifest: Manifest, notify: TellUser) -> None:
     """Take out of the manifest what is not as it was written, so that it is computed again."""
     for library, used in list_run_versions().items():
         if manifest.versions.get(library) != used:
@@ -130,56 +159,36 @@ def drop_damaged(folder: Path, manifest: Manifest, notify: Notify) -> None:
         manifest.errors_sha256 = None
 
 
-def refuse_changes(
-    folder: Path,
-    manifest: Manifest,
-    files: list[dict[str, Any]],
-    model: dict[str, str],
-    options: dict[str, Any],
-    shard_rows: int,
-) -> None:
-    """One line that names what is not as it was when the folder was begun."""
-    changes = [
-        f"option {name} was {manifest.options.get(name)!r} and is {value!r}"
-        for name, value in options.items()
-        if manifest.options.get(name) != value
-    ]
-    if manifest.shard_rows != shard_rows:
-        changes.append(f"option shard_rows was {manifest.shard_rows} and is {shard_rows}")
-    if manifest.model["fingerprint"] != model["fingerprint"]:
-        before, now = manifest.model["name"], model["name"]
+def refuse_changes(folder: Path, begun: Manifest, now: Manifest) -> None:
+    """Refuse to go on, in one line that names what is not as it was when the folder was begun."""
+    before = {**begun.options.record(), "shard_rows": begun.shard_rows}
+    after = {**now.options.record(), "shard_rows": now.shard_rows}
+    changed = [name for name in after if after[name] != before[name]]
+    changes = [f"option {name} was {before[name]!r} and is {after[name]!r}" for name in changed]
+    if begun.model["fingerprint"] != now.model["fingerprint"]:
+        names = begun.model["name"], now.model["name"]
         changes.append(
-            f"the model was {before} and is {now}"
-            if before != now
-            else f"the model {now} has other weights"
+            f"the model {names[1]} has other weights"
+            if names[0] == names[1]
+            else f"the model was {names[0]} and is {names[1]}"
         )
-    earlier = manifest.inputs
-    if [file["file"] for file in earlier] != [file["file"] for file in files]:
-        names = [", ".join(file["file"] for file in several) for several in (earlier, files)]
-        changes.append(f"the input was {names[0]} and is {names[1]}")
+    files = [", ".join(file["file"] for file in each.inputs) for each in (begun, now)]
+    if files[0] != files[1]:
+        changes.append(f"the input was {files[0]} and is {files[1]}")
     else:
         changes += [
             f"the input {file['file']} has another content"
-            for then, file in zip(earlier, files, strict=True)
+            for then, file in zip(begun.inputs, now.inputs, strict=True)
             if then["sha256"] != file["sha256"]
         ]
     if changes:
         raise FileError(
             f"{folder} was begun otherwise: {'; '.join(changes)}."
-            " Give what was given then, or another folder"
+            " Give what was given then, or another folder",
+            options=changed,
         )
-
-
-def describe_model(name: str, model: Model) -> dict[str, str]:
-    """What the manifest says of a model."""
-    return {
-        "name": name,
-        "class": model.name,
-        "task": model.task,
-        "fingerprint": model_fingerprint(model),
-    }
 
 
 def list_run_versions() -> dict[str, str]:
     """The versions of attnflow and of the libraries that make the numbers."""
-    return dict(read_versions(LIBRARIES))
+    return dict(read_versions(NUMBER_MAKERS))

@@ -6,22 +6,39 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from attnflow.corpus.formats import Columns, Notify, find_format, read_file_rows
+from attnflow.corpus.formats import Columns, TellUser, find_format, read_file_rows
 from attnflow.errors import FileError, MissingExtraError, OptionError
 
 
 @dataclass(frozen=True)
-class Row:
+class CorpusRow:
     """One text of the input, or what stands in its place."""
 
     number: int  # over all files, from 0
     id: str
     text: str
     label: str | None = None
-    problem: str | None = None  # why there is no text
+    problem: str | None = None  # with reading its text
     kept: tuple[str | None, ...] = ()  # the columns that are kept, in their order
+
+
+class FileStamp(NamedTuple):
+    """What changes when a file does."""
+
+    size: int
+    modified: int  # in nanoseconds
+    inode: int
+
+    @classmethod
+    def read(cls, path: str) -> "FileStamp | None":
+        """The stamp of a file now; None if it does not exist."""
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return None
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 def ignore(note: str) -> None:
@@ -47,15 +64,11 @@ class InputFiles:
         return tuple(short) if len(set(short)) == len(short) else self.paths
 
     @property
-    def stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Size, time and inode of each file: as long as they stay, so does the content."""
-        stats = [os.stat(path) if os.path.exists(path) else None for path in self.paths]
-        return tuple(
-            None if stat is None else (stat.st_size, stat.st_mtime_ns, stat.st_ino)
-            for stat in stats
-        )
+    def stamps(self) -> tuple[FileStamp | None, ...]:
+        """The stamp of each file; None if it does not exist."""
+        return tuple(FileStamp.read(path) for path in self.paths)
 
-    def rows(self, notify: Notify = ignore) -> Iterator[Row]:
+    def rows(self, notify: TellUser = ignore) -> Iterator[CorpusRow]:
         """All rows of all files, in their order; notify: told what is odd about the files."""
         cells = (
             (f"{name}:{place}", cell)
@@ -64,10 +77,12 @@ class InputFiles:
         )
         for number, (place, cell) in enumerate(islice(cells, self.limit)):
             text, given_id, label, kept, problem = cell
-            if problem is None and text is not None and not isinstance(text, str):
+            if text is None:
+                text = ""
+            elif not isinstance(text, str):
                 text, problem = repr(text), f"the text must be a string; got {type(text).__name__}"
             row_id = place if self.columns.id is None or given_id is None else given_id
-            yield Row(number, row_id, text or "", label, problem, kept)
+            yield CorpusRow(number, row_id, text, label, problem, kept)
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,7 @@ class PendingShards:
     shard_rows: int
     missing: frozenset[int]
 
-    def __iter__(self) -> Iterator[tuple[int, list[Row]]]:
+    def __iter__(self) -> Iterator[tuple[int, list[CorpusRow]]]:
         last = max(self.missing, default=-1)
         shards = groupby(self.inputs.rows(), key=lambda row: row.number // self.shard_rows)
         for index, rows in shards:
@@ -91,17 +106,20 @@ class PendingShards:
                 return
 
 
-def gather_inputs(inputs: Any, columns: Columns | None = None) -> InputFiles:
+def gather_inputs(
+    inputs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    columns: Columns | None = None,
+) -> InputFiles:
     """The files that were given, one or several; or an error before anything is read."""
     require_pyarrow()
-    given: Iterable[Any] = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+    given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
     paths = tuple(os.fspath(path) for path in given)
     if not paths:
         raise OptionError("a corpus needs at least one input file; got none")
     for path in paths:
         find_format(path)
         if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-            raise FileError(f"cannot read {path}: it is no ordinary file; save it as one")
+            raise FileError(f"cannot read {path}: it is not an ordinary file; save it as one")
     return InputFiles(paths, columns or Columns())
 
 

@@ -5,15 +5,17 @@ No model runs, unless faithfulness is asked for.
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from attnflow.analysis.metrics import prefers_lower
+from attnflow.analysis.evaluate.yardsticks import Yardsticks
+from attnflow.analysis.faithfulness.metrics import prefers_lower
+from attnflow.analysis.job import read_faithfulness
 from attnflow.analysis.statistics import (
     STATISTIC_NAMES,
     STATISTICS,
@@ -22,22 +24,50 @@ from attnflow.analysis.statistics import (
     summarise,
     treat_undefined,
 )
-from attnflow.analysis.yardsticks import Yardsticks
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_count
-from attnflow.core.formatting import Panel
+from attnflow.core.choices import Choices
 from attnflow.core.groups import word_groups
+from attnflow.core.io.formatting import Panel
+from attnflow.core.io.tables import Table
 from attnflow.core.provenance import Source
-from attnflow.core.tables import Table
 from attnflow.core.text import is_common
-from attnflow.corpus.manifest import Manifest, removes_positions
-from attnflow.corpus.measured import measure_rows, open_same, stack_values
-from attnflow.corpus.reading import read_shards
+from attnflow.corpus.faithfulness import measure_rows, open_same, stack_values
+from attnflow.corpus.job import StoredJob, name_results
+from attnflow.corpus.manifest import Manifest
 from attnflow.corpus.rows import require_pyarrow
-from attnflow.corpus.shard_tables import name_results
+from attnflow.corpus.text_rows import TextRow, read_text_rows
 from attnflow.errors import OptionError
+from attnflow.models.load import ModelLike
 
-STORED_DIGITS = 6  # of a score in float32; what follows is rounding, and breaks no tie
+
+class CorpusReportRow(NamedTuple):
+    """A method in a layer, by one yardstick; columns as in `CorpusReport.columns`."""
+
+    against: str
+    method: str
+    layer: int | None
+    mean: float
+    low: float
+    high: float
+    std: float
+    examples: int
+    undefined: int
+    replacement: str | None = None
+
+    def format(self) -> list[str | None]:
+        """The cells as they are printed; low and high share one."""
+        return [
+            self.against,
+            self.method,
+            None if self.layer is None else str(self.layer),
+            f"{self.mean:.3f}",
+            f"{self.low:.3f} to {self.high:.3f}",
+            f"{self.std:.3f}",
+            str(self.examples),
+            str(self.undefined),
+            self.replacement,
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +95,7 @@ class CorpusReport(Table):
         best one found are among the methods.
     """
 
-    columns: ClassVar = (
-        "against",
-        "method",
-        "layer",
-        "mean",
-        "low",
-        "high",
-        "std",
-        "examples",
-        "undefined",
-    )
+    columns: ClassVar = CorpusReportRow._fields[:-1]
 
     name: str
     layers: dict[str, tuple[int, ...]]
@@ -97,14 +117,20 @@ class CorpusReport(Table):
         low and high are the ends of the 95 % interval of the mean; undefined: of how many texts.
         With faithfulness there is one more column, the replacement.
         """
+        width = len(self._columns)
+        return (row[:width] for row in self.named_rows())
+
+    def named_rows(self) -> Iterator[CorpusReportRow]:
+        """The same rows with names for their columns."""
         plain = {(name, None, method): rows for (name, method), rows in self.correlations.items()}
         for (against, way, method), by_layer in (plain | self.measured).items():
             treated = self.undefined if way is None else "drop"
             for layer, values in zip(self.layers.get(method, (None,)), by_layer, strict=True):
                 mean, deviation, texts, undefined = summarise(values, treated)
                 low, high = bootstrap(treat_undefined(values, treated), seed=self.seed)
-                row = against, method, layer, mean, low, high, deviation, texts, undefined
-                yield (*row, way) if self.measured else row
+                yield CorpusReportRow(
+                    against, method, layer, mean, low, high, deviation, texts, undefined, way
+                )
 
     def _panels(self) -> Iterator[Panel]:
         """One line per yardstick, method and layer."""
@@ -128,15 +154,8 @@ class CorpusReport(Table):
         metrics = dict.fromkeys(metric for metric, _, _ in self.measured)
         lower = [name for name in metrics if prefers_lower(name)]
         note = f"lower is better: {', '.join(lower)}" if lower else ""
-        yield Panel(header, map(format_correlation, self.rows()), caption, note)
-
-
-def format_correlation(row: Sequence[Any]) -> list[str | None]:
-    """The cells of one row as they are printed."""
-    against, method, layer, mean, low, high, deviation, texts, undefined, *way = row
-    numbers = [f"{mean:.3f}", f"{low:.3f} to {high:.3f}", f"{deviation:.3f}"]
-    place = None if layer is None else str(layer)
-    return [against, method, place, *numbers, str(texts), str(undefined), *way]
+        cells = (row.format()[: len(header)] for row in self.named_rows())
+        yield Panel(header, cells, caption, note)
 
 
 def evaluate_corpus(
@@ -149,10 +168,10 @@ def evaluate_corpus(
     seed: int = 0,
     statistic: str = "spearman",
     undefined: str = "drop",
-    faithfulness: Any = (),
-    replacement: Any = None,
+    faithfulness: Choices | None = (),
+    replacement: object = None,
     target_of: str = "probability",
-    model: Any = None,
+    model: "ModelLike | None" = None,
 ) -> CorpusReport:
     """How well the stored methods rank tokens: rank correlation with stored importance.
 
@@ -180,12 +199,13 @@ def evaluate_corpus(
     require_pyarrow()
     check_statistic(statistic, undefined)
     manifest = read_token_scores(folder)
-    chosen = choose_stored(methods, manifest.results, "method", folder)
-    scored = choose_stored(against, manifest.options["importance"], "importance", folder)
-    yardsticks = None
-    if callable(faithfulness) or faithfulness:
+    job = manifest.options
+    chosen = choose_stored(methods, job.results, "method", folder)
+    scored = choose_stored(against, job.importance, "importance", folder)
+    measurement, yardsticks = read_faithfulness(faithfulness, target_of), None
+    if measurement is not None:
         opened = open_same(folder, manifest, model)
-        yardsticks = Yardsticks.read(opened, faithfulness, replacement, target_of)
+        yardsticks = Yardsticks.read(opened, measurement, replacement)
     if not scored and yardsticks is None:
         raise OptionError(
             f"{folder} holds no importance to compare with; compute it with importance, blank_out"
@@ -193,55 +213,61 @@ def evaluate_corpus(
         )
     if limit is not None:
         check_count("limit", limit)
-    correlations: dict[tuple[str, str], list[Floats]] = {
-        (name, method): [] for name in scored for method in chosen
-    }
-    for row in islice(read_rows(Path(folder), manifest, [*chosen, *scored]), limit):
-        kept = find_kept(row, special_tokens)
-        scores = {name: round_scores(row[name])[..., kept] for name in (*chosen, *scored)}
-        for name, method in correlations:
-            correlations[name, method].append(STATISTICS[statistic](scores[method], scores[name]))
-    layers = {method: tuple(manifest.options["layers"][method]) for method in chosen}
-    by_layer = {
-        (name, method): np.stack(rows, axis=1) if rows else np.empty((len(layers[method]), 0))
-        for (name, method), rows in correlations.items()
-    }
-    edges = manifest.options["edges"]
+    place = Path(folder)
+    texts = islice(read_text_rows(place, manifest, [*chosen, *scored]), limit)
     measured = {}
     if yardsticks is not None:
-        rows = read_rows(Path(folder), manifest, ["text", "tokens", "label", *chosen])
-        rounded = (
-            {**row, **{name: round_scores(row[name]) for name in chosen}}
-            for row in islice(rows, limit)
-        )
-        position = manifest.options["position"]
-        measured = stack_values(measure_rows(yardsticks, rounded, chosen, position))
-    source = Source(
-        manifest.model["name"],
-        manifest.model["fingerprint"],
-        manifest.versions,
-        edges=edges[0] if len(edges) == 1 else None,
-        residual=manifest.options["residual"],
-    )
+        rows = read_text_rows(place, manifest, chosen, ["text", "tokens", "label"])
+        measured = stack_values(measure_rows(yardsticks, islice(rows, limit), chosen, job.position))
     return CorpusReport(
-        os.fspath(folder),
-        layers,
-        by_layer,
-        special_tokens,
-        seed,
-        source,
-        statistic,
-        undefined,
-        measured,
+        name=os.fspath(folder),
+        layers={method: job.layers[method] for method in chosen},
+        correlations=correlate(texts, job, chosen, scored, statistic, special_tokens),
+        special_tokens=special_tokens,
+        seed=seed,
+        source=Source(
+            manifest.model["name"],
+            manifest.model["fingerprint"],
+            manifest.versions,
+            edges=job.edges[0] if len(job.edges) == 1 else None,
+            residual=job.residual,
+        ),
+        statistic=statistic,
+        undefined=undefined,
+        measured=measured,
     )
+
+
+def correlate(
+    texts: Iterable[TextRow],
+    job: StoredJob,
+    methods: Sequence[str],
+    against: Sequence[str],
+    statistic: str,
+    special_tokens: bool,
+) -> dict[tuple[str, str], Floats]:
+    """By (importance, method): [layer, text], the rank correlation."""
+    found: dict[tuple[str, str], list[Floats]] = {
+        (name, method): [] for name in against for method in methods
+    }
+    for text in texts:
+        ranked = text.ranked(special_tokens)
+        scores = text.round_scores([*methods, *against])
+        kept = {name: values[..., ranked] for name, values in scores.items()}
+        for (name, method), rows in found.items():
+            rows.append(STATISTICS[statistic](kept[method], kept[name]))
+    return {
+        (name, method): np.stack(rows, axis=1) if rows else np.empty((len(job.layers[method]), 0))
+        for (name, method), rows in found.items()
+    }
 
 
 def read_token_scores(folder: str | os.PathLike[str]) -> Manifest:
     """The manifest of a corpus whose scores are of tokens; one of segments is refused."""
     manifest = Manifest.read(folder)
-    if manifest.options["segments"] is not None:
+    if manifest.options.segments is not None:
         raise OptionError(
-            f"{folder} holds shares of {manifest.options['segments']}, not of tokens: read them"
+            f"{folder} holds shares of {manifest.options.segments}, not of tokens: read them"
             " with read_corpus"
         )
     return manifest
@@ -257,32 +283,6 @@ def choose_stored(
                 f"{folder} holds no {what} {name!r}; it has {', '.join(stored) or 'none'}"
             )
     return list(stored if wanted is None else wanted)
-
-
-def read_rows(
-    folder: Path, manifest: Manifest, columns: Sequence[str]
-) -> Iterator[Mapping[str, Any]]:
-    """Some columns of all rows, and what decides which tokens are ranked."""
-    removed = ["removed"] if removes_positions(manifest.options) else []
-    for batch in read_shards(folder, manifest, ["special", *removed, *columns]):
-        yield from batch.to_pylist()
-
-
-def find_kept(
-    row: Mapping[str, Any], special_tokens: bool
-) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """[token]: which tokens are ranked."""
-    special = np.array(row["special"], bool)
-    kept = np.ones(len(special), bool) if special_tokens else ~special
-    kept[row.get("removed", [])] = False
-    return kept
-
-
-def round_scores(values: Any) -> Floats:
-    """Scores in float64, relative to the largest of their row, to the digits that float32 holds."""
-    scores = np.asarray(values, dtype=np.float64)
-    largest = np.abs(scores).max(axis=-1, keepdims=True)
-    return np.round(scores / np.where(largest > 0, largest, 1.0), STORED_DIGITS)
 
 
 # ---- words --------------------------------------------------------------------------------------
@@ -317,16 +317,17 @@ def top_words(
     """
     require_pyarrow()
     manifest = read_token_scores(folder)
-    choose_stored([method], manifest.results, "method", folder)
+    job = manifest.options
+    choose_stored([method], job.results, "method", folder)
     check_count("k", k)
     check_count("min_count", min_count)
-    layers = manifest.options["layers"][method]
+    layers = job.layers[method]
     top = layers.index(max(layers))
-    adds_up = method not in name_results(manifest.options["edges"], ["flow"])
+    adds_up = method not in name_results(job.edges, ["flow"])
     sums: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
-    for row in read_rows(Path(folder), manifest, ["tokens", "words", method]):
-        for name, value in sum_by_word(row, row[method][top], adds_up):
+    for text in read_text_rows(Path(folder), manifest, [method], ["tokens", "words"]):
+        for name, value in sum_by_word(text, text.scores[method][top], adds_up):
             word = name.lower()
             if common or not is_common(word):
                 sums[word] += value
@@ -339,20 +340,18 @@ def top_words(
     return sorted(means, key=lambda entry: (-entry[1], entry[0]))[:k]
 
 
-def sum_by_word(
-    row: Mapping[str, Any], values: Sequence[float], adds_up: bool
-) -> Iterator[tuple[str, float]]:
-    """The words of a row and their values, without special tokens.
+def sum_by_word(text: TextRow, values: Floats, adds_up: bool) -> Iterator[tuple[str, float]]:
+    """The words of a text and their values [token], without special tokens.
 
     adds_up: whether the value of a word is the sum of its tokens'.
     """
-    places = np.flatnonzero(find_kept(row, special_tokens=False)).tolist()
-    words = row["words"] or range(len(row["tokens"]))
-    groups = word_groups([row["tokens"][place] for place in places], [words[p] for p in places])
+    places = np.flatnonzero(text.ranked(special_tokens=False)).tolist()
+    words = text.words or range(len(text.tokens))
+    groups = word_groups([text.tokens[place] for place in places], [words[p] for p in places])
     for group in groups:
         if not adds_up and len(group.positions) > 1:
             raise OptionError(
                 f"flows to the pieces of a word do not add up, and {group.name!r} has"
                 f" {len(group.positions)} pieces: rank words by rollout or raw"
             )
-        yield group.name, sum(values[places[position]] for position in group.positions)
+        yield group.name, sum(float(values[places[position]]) for position in group.positions)

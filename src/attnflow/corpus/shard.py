@@ -7,37 +7,40 @@ the last bit. Which rows are too large depends on the memory of the machine.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnflow.analysis.importance import IMPORTANCES
-from attnflow.analysis.pipeline import (
-    Reading,
-    choose_graphs,
-    read_batch,
-    score_importance,
-    score_query,
+from attnflow.analysis.job import Job
+from attnflow.analysis.run import (
+    GRAPH_STAGE,
+    MODEL_STAGE,
+    Case,
+    GraphMade,
+    ImportanceReady,
+    MethodRun,
+    Predicted,
+    ResultReady,
+    StageStarted,
+    reduce_positions,
+    run,
 )
 from attnflow.core.arrays import Floats
-from attnflow.core.custom import Method
-from attnflow.core.graph import AttentionGraph
 from attnflow.core.memory import find_available_memory, format_gigabytes, is_of_memory
-from attnflow.corpus.job import Functions, Job
-from attnflow.corpus.rows import Row, is_decodable
+from attnflow.corpus.job import CorpusJob, StoredJob
+from attnflow.corpus.rows import CorpusRow, is_decodable
 from attnflow.corpus.shard_tables import Failure, ScoredRow, make_error_table, make_result_table
 from attnflow.corpus.shares import share_row
-from attnflow.edges.choosing import name_result
-from attnflow.errors import AttnFlowError, OptionError
-from attnflow.models.inputs import Encoded, batches
+from attnflow.errors import AttnFlowError, OptionError, TooLongError
+from attnflow.models.encoded import Encoded, batches
 from attnflow.models.model import Model
 
 if TYPE_CHECKING:
     import pyarrow
 
 # why a row has no result
-EMPTY, TOO_LONG, TOO_SHORT, TOO_LARGE, UNDECODABLE, UNREADABLE, LABEL, MODEL = (
+EMPTY, TOO_LONG, TOO_SHORT, TOO_LARGE, UNDECODABLE, UNREADABLE, UNKNOWN_LABEL, MODEL = (
     "empty",
     "too long",
     "too short",
@@ -47,7 +50,7 @@ EMPTY, TOO_LONG, TOO_SHORT, TOO_LARGE, UNDECODABLE, UNREADABLE, LABEL, MODEL = (
     "unknown label",
     "model error",
 )
-LITTLE_MEMORY = 2**27  # bytes; whether so few are available is not asked
+LITTLE_SHARD_MEMORY = 2**27  # bytes; less than that is assumed to be available
 
 
 class MethodError(AttnFlowError, RuntimeError):
@@ -58,7 +61,7 @@ class MethodError(AttnFlowError, RuntimeError):
 class RowTask:
     """A row that the model can take."""
 
-    row: Row
+    row: CorpusRow
     encoded: Encoded
     target: int | None  # the class that is watched; None: what is predicted
 
@@ -68,17 +71,8 @@ class RowTask:
         return count_positions(self.encoded)
 
 
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """What the model says of a row."""
-
-    task: RowTask
-    reading: Reading
-    importance: dict[str, Floats]  # [token]
-
-
 def compute_shard(
-    model: Model, job: Job, functions: Functions, rows: Sequence[Row]
+    model: Model, planned: CorpusJob, job: Job, rows: Sequence[CorpusRow]
 ) -> "tuple[pyarrow.Table, pyarrow.Table]":
     """The tables of the rows that have a result and of those that have none.
 
@@ -86,42 +80,32 @@ def compute_shard(
     """
     import pyarrow as pa
 
-    failures: list[Failure] = []
-    tasks: list[RowTask] = []
-    for row in rows:
-        task = examine_row(model, job, row)
-        if isinstance(task, Failure):
-            failures.append(task)
-        else:
-            tasks.append(task)
-    schema = job.schema
+    examined = [examine_row(model, job, row, planned.watched) for row in rows]
+    failures = [each for each in examined if isinstance(each, Failure)]
+    tasks = [each for each in examined if isinstance(each, RowTask)]
     # a table per batch: many small arrays, if kept, would leave the memory full of holes
-    tables = [make_result_table([], job.results, job.importance, schema)]
-    if job.segments is not None:
-        shared = [share_task(model, job, job.segments, task) for task in tasks]
-        failures += [each for each in shared if isinstance(each, Failure)]
-        rows_shared = [each for each in shared if isinstance(each, ScoredRow)]
-        tables.append(make_result_table(rows_shared, job.results, job.importance, schema))
-        tasks = []
-    for places in batches([task.encoded for task in tasks], job.batch_tokens):
-        results = []
-        for observed in observe(model, job, functions, [tasks[place] for place in places]):
-            result = (
-                observed
-                if isinstance(observed, Failure)
-                else score_row(model, job, functions, observed)
-            )
-            if isinstance(result, Failure):
-                failures.append(result)
-            else:
-                results.append(result)
-        tables.append(make_result_table(results, job.results, job.importance, schema))
+    tables = [make_result_table([], planned.stored)]
+    for results in compute_tasks(model, planned, job, tasks):
+        failures += [each for each in results if isinstance(each, Failure)]
+        scored = [each for each in results if isinstance(each, ScoredRow)]
+        tables.append(make_result_table(scored, planned.stored))
     failures.sort(key=lambda failure: failure.row.number)
     return pa.concat_tables(tables).combine_chunks().sort_by("row"), make_error_table(failures)
 
 
-def examine_row(model: Model, job: Job, row: Row) -> RowTask | Failure:
-    """A row as the model takes it, with the class to watch; or why that cannot be."""
+def compute_tasks(
+    model: Model, planned: CorpusJob, job: Job, tasks: Sequence[RowTask]
+) -> Iterator[list[ScoredRow | Failure]]:
+    """The results of all rows, some at a time."""
+    if job.segments is not None:
+        yield [share_task(model, job, task) for task in tasks]
+        return
+    for places in batches([task.encoded for task in tasks], planned.stored.batch_tokens):
+        yield compute_batch(model, planned, job, [tasks[place] for place in places])
+
+
+def examine_row(model: Model, job: Job, row: CorpusRow, watched: bool) -> RowTask | Failure:
+    """A row as the model takes it, with the class to watch; or why it has no result."""
     if row.problem is not None:
         return Failure(row, UNREADABLE, row.problem)
     if not is_decodable(row.text):
@@ -131,22 +115,22 @@ def examine_row(model: Model, job: Job, row: Row) -> RowTask | Failure:
     try:
         encoded = model.encode(row.text)
     except Exception as error:
-        reason = TOO_LONG if is_too_long(model, row.text) else MODEL
+        reason = TOO_LONG if isinstance(error, TooLongError) else MODEL
         return Failure(row, reason, to_one_line(error))
     problem = find_missing_position(model, job, encoded)
     if problem is not None:
         return Failure(row, TOO_SHORT, problem)
     target = None
-    if job.watched and row.label is not None:
+    if watched and row.label is not None:
         try:
             target = model.target(row.label)
         except AttnFlowError as error:
-            return Failure(row, LABEL, str(error))
+            return Failure(row, UNKNOWN_LABEL, str(error))
     return RowTask(row, encoded, target)
 
 
 def find_missing_position(model: Model, job: Job, encoded: Encoded) -> str | None:
-    """Why a text does not have the positions that the job speaks of; None if it has."""
+    """Why a text lacks positions that the job names; None if it has them all."""
     size = count_positions(encoded)
     if isinstance(job.position, int) and job.position >= size:
         return f"position must be from 0 to {size - 1}; got {job.position}"
@@ -168,157 +152,88 @@ def count_positions(encoded: Encoded) -> int:
     return len(encoded.tokens) + len(encoded.decoder_tokens)
 
 
-def is_too_long(model: Model, text: str) -> bool:
-    """Whether a text has more tokens than the model takes."""
-    try:
-        return (
-            model.max_length is not None
-            and len(model.tokenizer(text, verbose=False)["input_ids"]) > model.max_length
-        )
-    except Exception:  # a tokenizer that fails on this text, whatever it raises
-        return False
-
-
 def to_one_line(error: BaseException) -> str:
     """An error in one line."""
     return str(AttnFlowError(error)) or type(error).__name__
 
 
-def observe(
-    model: Model, job: Job, functions: Functions, batch: Sequence[RowTask]
-) -> Iterator[Observed | Failure]:
-    """What the model says of each row; where it fails, row by row, to keep the others."""
+def compute_batch(
+    model: Model, planned: CorpusJob, job: Job, batch: Sequence[RowTask]
+) -> list[ScoredRow | Failure]:
+    """The scores of each row; where the model fails, row by row, to keep the others."""
     try:
-        check_memory(job, batch)
-        observed = run_model(model, job, functions, batch)
+        check_memory(planned, batch)
+        return list(score_batch(model, planned.stored, job, batch))
     except MethodError:
         raise
     except Exception as error:  # a model is foreign code, and may raise anything
-        if len(batch) > 1:
-            for task in batch:
-                yield from observe(model, job, functions, [task])
-        else:
-            yield explain_failure(job, batch[0], error)
-    else:
-        yield from observed
+        if len(batch) == 1:
+            return [explain_failure(planned, batch[0], error)]
+    return [result for task in batch for result in compute_batch(model, planned, job, [task])]
 
 
-def explain_failure(job: Job, task: RowTask, error: Exception) -> Failure:
-    """Why there is no result for a row."""
+def explain_failure(planned: CorpusJob, task: RowTask, error: Exception) -> Failure:
+    """The reason why a row has no result."""
     if not lacks_memory(error):
         return Failure(task.row, MODEL, to_one_line(error))
-    needed = format_gigabytes(estimate_memory(job, [task]))
+    needed = format_gigabytes(estimate_memory(planned, [task]))
     detail = f"{task.size:,} tokens need about {needed} of memory: {to_one_line(error)}"
     return Failure(task.row, TOO_LARGE, detail)
 
 
-def run_model(
-    model: Model, job: Job, functions: Functions, batch: Sequence[RowTask]
-) -> list[Observed]:
-    """One forward pass for prediction, attention and other edges of each row; then importance."""
-    position = None if isinstance(job.position, str) else job.position
-    readings = read_batch(
-        model,
-        [task.encoded for task in batch],
-        targets=[task.target for task in batch],
-        position=position,
-        heads="mean" if job.graph is None else None,
-        edges=functions.edges,
-        residual=job.residual,
-    )
-    importance = {
-        name: score_batch(model, job, functions, name, batch, readings, position)
-        for name in job.importance
-    }
-    return [
-        Observed(task, reading, {name: scores[place] for name, scores in importance.items()})
-        for place, (task, reading) in enumerate(zip(batch, readings, strict=True))
-    ]
-
-
 def score_batch(
-    model: Model,
-    job: Job,
-    functions: Functions,
-    name: str,
-    batch: Sequence[RowTask],
-    readings: Sequence[Reading],
-    position: int | None,
-) -> list[Floats]:
-    """[token] of one importance for each row.
+    model: Model, stored: StoredJob, job: Job, batch: Sequence[RowTask]
+) -> list[ScoredRow]:
+    """The scores of each row, from the events of one run.
 
-    An importance of attnflow's fails where the model does; one of the user's stops the run, by the
-    row that it failed on.
+    Methods must take whatever a model gives, so that their error is not the row's and stops the
+    run; so does that of a user-defined importance, by the row that it failed on.
     """
-    function = functions.importance[name]
+    own = job.own_importance
+    graphs = {GRAPH_STAGE, *stored.results}
+    found = [ScoredRow(task.row, task.encoded, None, {}, ()) for task in batch]
+    stage = StageStarted(0, MODEL_STAGE)
+    cases = [Case(task.row.text, task.encoded, task.target) for task in batch]
     try:
-        scores = score_importance(
-            model,
-            readings,
-            name,
-            function,
-            values=[task.row.text for task in batch],
-            position=position,
-            batch_tokens=job.batch_tokens,
-        )
+        for event in run(model, cases, job, batch_tokens=stored.batch_tokens):
+            place = event.number
+            match event:
+                case StageStarted():
+                    stage = event
+                case Predicted():
+                    found[place] = replace(found[place], prediction=event.prediction)
+                case GraphMade():
+                    removed = found[place].removed or event.graph.removed
+                    found[place] = replace(found[place], removed=removed)
+                case ResultReady():
+                    found[place].scores[event.run.name] = read_scores(event.run, job)
+                case ImportanceReady():
+                    found[place].scores[event.name] = event.importance.values
     except Exception as error:
-        own = function is not IMPORTANCES.get(name)
-        if own and len(batch) == 1 and not lacks_memory(error):
-            raise fail_method(name, batch[0].row, error) from error
+        at_fault = stage.name in graphs or (stage.name in own and len(batch) == 1)
+        if at_fault and not lacks_memory(error):
+            raise fail_method(stage.name, batch[stage.number].row, error) from error
         raise
-    return [score.values for score in scores]
+    return found
 
 
-def share_task(model: Model, job: Job, segments: str, task: RowTask) -> ScoredRow | Failure:
+def read_scores(done: MethodRun, job: Job) -> Floats:
+    """[layer, token] of one method at the position, or over the positions, that the job says."""
+    scores = reduce_positions(done.result.values, job.position)
+    if not np.isfinite(scores).all():
+        raise OptionError(f"{done.name} of this text is not finite")
+    return scores
+
+
+def share_task(model: Model, job: Job, task: RowTask) -> ScoredRow | Failure:
     """The shares of a row's segments; or why there are none."""
-    options = {"residual": job.residual, "without": job.without, "normalize": job.normalize}
-    (layers,) = job.layers.values()
     try:
-        return share_row(model, task.row, segments, job.position, layers, **options)
+        return share_row(model, task.row, task.encoded, job)
     except Exception as error:  # a model is foreign code, and may raise anything
         return Failure(task.row, TOO_LARGE if lacks_memory(error) else MODEL, to_one_line(error))
 
 
-# ---- the methods --------------------------------------------------------------------------------
-
-
-def score_row(
-    model: Model, job: Job, functions: Functions, observed: Observed
-) -> ScoredRow | Failure:
-    """All methods on every kind of edges of one row.
-
-    They must take whatever a model gives, so that an error is the method's and not the row's.
-    """
-    task, reading = observed.task, observed.reading
-    scores: dict[str, Floats] = {}
-    name = "the attention graph"
-    try:
-        graphs = choose_graphs(reading, job.edges, functions.make_graph)
-        for edge_name, graph in graphs.items():
-            for method_name, method in functions.methods.items():
-                name = name_result(edge_name, method_name)
-                scores[name] = score_method(model, job, name, method, graph, task.encoded)
-    except Exception as error:
-        if lacks_memory(error):
-            return explain_failure(job, task, error)
-        raise fail_method(name, task.row, error) from error
-    scores |= observed.importance
-    removed = next(iter(graphs.values())).removed  # with other edges none is
-    return ScoredRow(task.row, task.encoded, reading.prediction, scores, removed)
-
-
-def score_method(
-    model: Model, job: Job, name: str, method: Method, graph: AttentionGraph, encoded: Encoded
-) -> Floats:
-    """[layer, token] of one method at the position, or over the positions, that the job says."""
-    options = {"layers": job.layers[name], "normalize": job.normalize}
-    scores = score_query(model, name, method, graph, encoded, job.position, **options)
-    if not np.isfinite(scores).all():
-        raise OptionError(f"{name} of this text is not finite")
-    return scores
-
-
-def fail_method(name: str, row: Row, error: Exception) -> MethodError:
+def fail_method(name: str, row: CorpusRow, error: Exception) -> MethodError:
     """The error that stops a run."""
     cause = find_cause(error)
     return MethodError(
@@ -328,7 +243,7 @@ def fail_method(name: str, row: Row, error: Exception) -> MethodError:
 
 
 def find_cause(error: Exception) -> Exception:
-    """What a function of the user's raised, if the error is about that."""
+    """What a user-defined function raised, if the error is about that."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 
@@ -336,19 +251,19 @@ def find_cause(error: Exception) -> Exception:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether memory was short, also for a function of the user's."""
+    """Whether memory was short, also in a user-defined function."""
     return is_of_memory(error) or is_of_memory(find_cause(error))
 
 
-def check_memory(job: Job, batch: Sequence[RowTask]) -> None:
+def check_memory(planned: CorpusJob, batch: Sequence[RowTask]) -> None:
     """Refuse a batch that needs more memory than there is: Linux would promise it, then kill."""
-    needed = estimate_memory(job, batch)
-    available = find_available_memory() if needed > LITTLE_MEMORY else None
+    needed = estimate_memory(planned, batch)
+    available = find_available_memory() if needed > LITTLE_SHARD_MEMORY else None
     if available is not None and needed > available:
         raise MemoryError(f"{format_gigabytes(available)} are available")
 
 
-def estimate_memory(job: Job, batch: Sequence[RowTask]) -> int:
+def estimate_memory(planned: CorpusJob, batch: Sequence[RowTask]) -> int:
     """About how many bytes a batch takes, at least, beside the model itself.
 
     Capture keeps one float32 matrix per layer, row and head that is kept, padding included. Then,
@@ -362,9 +277,9 @@ def estimate_memory(job: Job, batch: Sequence[RowTask]) -> int:
     more.
     """
     size = max(task.size for task in batch)
-    others = sum(name != "attention" for name in job.edges)
-    held = 4 * (job.heads + 2 * others) * len(batch)
-    return size**2 * (job.depth * (held + 2 * 8) + 2 * 8)
+    others = sum(name != "attention" for name in planned.stored.edges)
+    held = 4 * (planned.heads + 2 * others) * len(batch)
+    return size**2 * (planned.depth * (held + 2 * 8) + 2 * 8)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnflow.core.formatting import format_count
 from attnflow.core.groups import list_numbers
+from attnflow.core.io.formatting import format_count
 from attnflow.corpus.folder import ERRORS, matches, shard_errors_path, shard_path
 from attnflow.corpus.manifest import Manifest
-from attnflow.corpus.reading import check_schema, find_schema
+from attnflow.corpus.read_corpus import check_schema
 from attnflow.corpus.rows import require_pyarrow
 from attnflow.corpus.shard_tables import error_schema
 from attnflow.errors import FileError
@@ -76,16 +76,13 @@ def corpus_status(folder: str | os.PathLike[str]) -> Status:
     """
     manifest = Manifest.read(folder)
     done = sum(shard.rows + shard.errors for shard in manifest.shards.values())
-    errors: Counter[str] = Counter()
-    for shard in manifest.shards.values():
-        errors.update(shard.reasons)
     rate = done / manifest.seconds if manifest.seconds and done else None
     return Status(
         manifest.rows,
         done,
         manifest.count,
         len(manifest.shards),
-        dict(sorted(errors.items())),
+        manifest.reasons,
         rate,
         manifest.finished,
     )
@@ -103,7 +100,7 @@ def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
     """
     require_pyarrow()
     manifest, place = Manifest.read(folder), Path(folder)
-    schema = find_schema(manifest)
+    schema = manifest.options.schema
     faults = []
     missing = manifest.missing
     if missing:

@@ -1,4 +1,4 @@
-"""A first pass over the input: how many rows, repeated ids, labels that are no classes."""
+"""A first pass over the input: its rows counted, repeated ids and unknown labels reported."""
 
 from array import array
 from itertools import islice
@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from attnflow.corpus.formats import Notify
+from attnflow.corpus.formats import TellUser
 from attnflow.corpus.rows import InputFiles
 from attnflow.errors import AttnFlowError, OptionError
 from attnflow.models.model import Model
 
-SHOWN_LABELS = 3  # of those that are no classes
+SHOWN_LABELS = 3  # of the unknown ones
 KNOWN_LABELS = 1000  # different labels that are remembered
 
 
-def survey_input(inputs: InputFiles, model: Model, notify: Notify, *, watched: bool) -> int:
+def survey_input(inputs: InputFiles, model: Model, notify: TellUser, *, watched: bool) -> int:
     """How many rows there are; what is wrong with the input is told before anything is computed.
 
     watched: whether labels are the targets of importance, or of gradient edges.
@@ -23,7 +23,7 @@ def survey_input(inputs: InputFiles, model: Model, notify: Notify, *, watched: b
     count, ids = 0, array("q")  # 8 bytes per row are enough to see that an id is repeated
     unknown: dict[str, None] = {}
     known: dict[str, bool] = {}
-    labels = [0, 0]  # how many rows have a label that is no class, and one that is
+    labels = [0, 0]  # rows with an unknown label, and with a known one
     for row in inputs.rows(notify):
         count += 1
         if inputs.columns.id is not None:
@@ -38,9 +38,10 @@ def survey_input(inputs: InputFiles, model: Model, notify: Notify, *, watched: b
     if labels[False] > labels[True]:  # stars from 1 to 5 hold some class numbers by accident
         raise OptionError(
             "importance and gradient edges watch the class that a label names, and"
-            f" {labels[False]:,} of {sum(labels):,} labels in {inputs.columns.label!r} are no class"
-            f" of {model.name}; got {', '.join(map(repr, unknown))}: give another label_column, or"
-            " none"
+            f" {labels[False]:,} of {sum(labels):,} labels in {inputs.columns.label!r} are not"
+            f" classes of {model.name}; got {', '.join(map(repr, unknown))}: give another"
+            " label_column, or none",
+            options=["label_column"],
         )
     notify_repeated(inputs, np.frombuffer(ids, np.int64), notify)
     return count
@@ -56,7 +57,7 @@ def is_class(model: Model, label: str) -> bool:
 
 
 def notify_repeated(
-    inputs: InputFiles, ids: "np.ndarray[Any, np.dtype[np.int64]]", notify: Notify
+    inputs: InputFiles, ids: "np.ndarray[Any, np.dtype[np.int64]]", notify: TellUser
 ) -> None:
     """Tell which id several rows have, and how many do; ids: a hash per row, in their order."""
     order = np.argsort(ids, kind="stable")

@@ -1,1 +1,1 @@
-"""What an edge of the attention graph can weigh: one file for each weight."""
+"""Edge weights of the attention graph, one file each."""

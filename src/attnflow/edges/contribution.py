@@ -2,47 +2,41 @@
 
 The edge from query i to key j weighs max(0, |y_i| - |y_i - part(i, j)|), |.| the sum of absolute
 values, y_i the stream after attention; rows sum to 1 (Ferrando et al. 2022; clipped as in
-Ferrando and Voita 2024). That does not factor as lengths do, so each
-part is built, in one loop that holds a single part at a time.
+Ferrando and Voita 2024). It does not factor as lengths do, so each part is built, in one loop that
+holds a single part at a time.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnflow.capturing.mixing import LayerMix
-from attnflow.edges.lengths import normalise_rows
+from attnflow.capturing.mix import LayerMix
+from attnflow.edges.norm import normalise_edges
 
 if TYPE_CHECKING:
     import torch
 
-KEYS = 16  # of one task, a cache line of weights; numbers do not depend on it
+KEYS = 16  # of one task: a cache line of weights; results do not depend on it
 
 
-def weigh_contributions(mix: LayerMix) -> "torch.Tensor":
+def weigh_contribution(mix: LayerMix) -> "torch.Tensor":
     """[query, key]: the contribution of each part, rows summing to 1."""
     import torch
 
-    from attnflow.edges.contribution_kernel import measure_contributions
+    from attnflow.edges.kernels import measure_contributions
 
-    arrays = {
-        "weights": mix.weights,
-        "vectors": mix.vectors,
-        "residual": mix.residual,
-        "stream": mix.stream,
-        "lengths": mix.stream.abs().sum(dim=-1),
-        "own": mix.own,
-    }
-    given: dict[str, Any] = {
-        name: np.ascontiguousarray(tensor.cpu().numpy()) for name, tensor in arrays.items()
-    }
-    _, queries, keys = given["weights"].shape
+    lengths = mix.stream.abs().sum(dim=-1)
+    arrays = [
+        np.ascontiguousarray(tensor.cpu().numpy())
+        for tensor in (mix.weights, mix.vectors, mix.residual, mix.stream, lengths, mix.own)
+    ]
+    queries, keys = mix.weights.shape[1:]
     edges = np.zeros((queries, keys), np.float32)
 
     def run(start: int) -> None:
-        measure_contributions(start, min(start + KEYS, keys), *given.values(), edges)
+        measure_contributions(start, min(start + KEYS, keys), *arrays, edges)
 
     with ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
         list(pool.map(run, range(0, keys, KEYS)))
-    return normalise_rows(torch.from_numpy(edges), mix.own.cpu())
+    return normalise_edges(torch.from_numpy(edges), mix.own.cpu())

@@ -1,25 +1,31 @@
 """Running a model: in eval mode, also from several threads, and with errors that name it."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from attnflow.core.memory import is_of_memory
 from attnflow.core.provenance import MODEL_LIBRARIES
 from attnflow.errors import AttnFlowError, CaptureError, MissingExtraError
+from attnflow.models.samples import sample_state
 
 if TYPE_CHECKING:
+    import torch
+
     from attnflow.models.model import Model
 
+Given = TypeVar("Given")
 mode_lock = threading.Lock()
 # modules that were in training mode, and how many blocks keep each of them out of it
-held: dict[Any, int] = {}
+held: "dict[torch.nn.Module, int]" = {}
 
 
 @contextmanager
-def evaluating(module: Any) -> Iterator[None]:
+def evaluating(module: "torch.nn.Module") -> Iterator[None]:
     """A block in which a torch module is in eval mode, every part of it; then each is as it was.
 
     Blocks may overlap, in one thread or several: the last one to end switches back.
@@ -40,9 +46,42 @@ def evaluating(module: Any) -> Iterator[None]:
                     part.training = True
 
 
+class ModuleCache(Generic[Given]):
+    """Values that are computed once per torch module and key, in whichever thread comes first.
+
+    They are computed again when the module has changed: its weights, however they were written to,
+    or its parts.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.entries: WeakKeyDictionary[torch.nn.Module, CacheEntry[Given]] = WeakKeyDictionary()
+
+    def get(self, module: "torch.nn.Module", key: Hashable, compute: Callable[[], Given]) -> Given:
+        """The value of a module and a key; other threads wait for the values of this module."""
+        with self.lock:
+            entry = self.entries.setdefault(module, CacheEntry())
+        with entry.lock:
+            state = sample_state(module)
+            if state != entry.state:
+                entry.state, entry.values = state, {}
+            if key not in entry.values:
+                entry.values[key] = compute()
+            return entry.values[key]
+
+
+@dataclass
+class CacheEntry(Generic[Given]):
+    """The values of one module, valid for one state of it."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    state: Hashable = None
+    values: dict[Hashable, Given] = field(default_factory=dict)
+
+
 @contextmanager
 def running(model: "Model") -> Iterator[None]:
-    """A block in which a model computes: whatever it raises becomes one line that names it."""
+    """A block in which a model runs: its exceptions become errors of one line that name it."""
     try:
         yield
     except (AttnFlowError, MemoryError):
@@ -57,9 +96,9 @@ def running(model: "Model") -> Iterator[None]:
 
 
 def require_torch(user: str = "a model", libraries: Sequence[str] = MODEL_LIBRARIES) -> None:
-    """Refuse early, and by the extra's name, where torch or another library is missing.
+    """Raise an error that names the extra to install if torch or another library is missing.
 
-    torch is imported, the others are only looked for: transformers takes seconds to import.
+    torch is imported, the others are only searched: transformers takes seconds to import.
     """
     message = f"{user} needs {' and '.join(libraries)}: pip install 'attnflow[models]'"
     try:

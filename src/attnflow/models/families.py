@@ -1,22 +1,24 @@
-"""What families of models differ in: one table, and the names by which Hugging Face says it.
+"""What differs between families of models, and the names that Hugging Face uses for it.
 
-Everything that attnflow decides by a class's, a module's, a parameter's or an option's name, by a
-setting of the configuration or by its model_type stands here, and nowhere else. What can be asked
-of a model by running it (is it causal? does anything beside attention mix positions?) is not
-guessed from names: see probing.py.
+Every decision by the name of a class, module, parameter or option, by a setting of the
+configuration or by its model_type stands here. What a run of the model can show (is it causal?
+does anything beside attention mix positions?) is not inferred from names: see probe.py.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attnflow.errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
 
 # ---- by model_type ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Family:
-    """What the models of one model_type do unlike most; each default is what most do."""
+    """How the models of one model_type differ from most; defaults are those of most models."""
 
     # rows of the table of positions before the first token's: max_position_embeddings counts them
     # too, so that fewer tokens fit. None: as many as the padding's id plus one
@@ -26,8 +28,7 @@ class Family:
 
 
 ORDINARY = Family()
-# fairseq's way, which RoBERTa brought along: the padding has its own row, and positions count from
-# there on
+# as in fairseq and RoBERTa: the padding has a row of its own, and positions count from there on
 AFTER_PADDING = Family(unused_positions=None)
 FAMILIES: dict[str, Family] = {
     "camembert": AFTER_PADDING,
@@ -43,29 +44,29 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta": AFTER_PADDING,
     "xlm-roberta-xl": AFTER_PADDING,
     "xmod": AFTER_PADDING,
-    # the same, but its code says 1 for the padding's id, whatever the configuration says
+    # the same, but its code has 1 for the padding's id, whatever the configuration has
     "mpnet": Family(unused_positions=2),
-    # these stretch their table of positions to the image that comes, without being asked to
+    # these interpolate their table of positions to the size of the image
     "dinov2": Family(any_image_size=True),
     "dinov2_with_registers": Family(any_image_size=True),
     "dinov3_vit": Family(any_image_size=True),  # has no such table: positions are rotations
 }
 
 
-def find_family(config: Any) -> Family:
+def find_family(config: object) -> Family:
     """The entry of a configuration's model_type; an ordinary one if it has none."""
     return FAMILIES.get(getattr(config, "model_type", ""), ORDINARY)
 
 
-def count_unused_positions(config: Any) -> int:
+def count_unused_positions(config: object) -> int:
     """The rows of a model's table of positions that no token uses."""
     unused = find_family(config).unused_positions
-    return int(config.pad_token_id or 0) + 1 if unused is None else unused
+    return int(getattr(config, "pad_token_id", 0) or 0) + 1 if unused is None else unused
 
 
 # ---- by the class's name ------------------------------------------------------------------------
 
-# what a model is for: no configuration says it, but the head does, and classes are named after it
+# the task of a model: configurations do not name it, but classes are named after their heads
 TASKS = {
     "ForSequenceClassification": "sequence classification",
     "VerbNumber": "sequence classification",  # the model that ships with attnflow
@@ -81,8 +82,8 @@ HEADLESS = ("encoder", "encoder-decoder")  # tasks of models that predict nothin
 LANGUAGE = ("masked LM", "causal LM", "sequence to sequence")  # tasks whose classes are tokens
 
 
-def infer_task(model: Any, config: Any) -> str:
-    """What a model is for, by how its class is named."""
+def infer_task(model: object, config: object) -> str:
+    """The task of a model, by the name of its class."""
     name = type(model).__name__
     for ending, task in TASKS.items():
         if name.endswith(ending):
@@ -100,17 +101,17 @@ CROSS_ATTENTION = (
     "EncDecAttention",  # T5, mT5, UMT5, Switch
     "crossattention",  # BERT, RoBERTa and GPT-2 as decoders
     "cross_att",  # T5Gemma's and ProphetNet's cross_attn
-    "encoder_attention",  # modules of users' own
+    "encoder_attention",  # custom modules
 )
-DECODER = "decoder"  # all of transformers' encoder-decoders call it so
-# what stands before the patches of an image, by the parameter that it is learned as
+DECODER = "decoder"  # in all encoder-decoders of transformers
+# the positions before the patches of an image, by the name of their learned parameter
 IMAGE_MARKS = {
     "cls_token": "[CLS]",  # ViT, DeiT, DINO, BEiT
     "class_embedding": "[CLS]",  # CLIP
     "distillation_token": "[DISTILL]",  # DeiT: a second CLS, taught by another model
 }
-# parts above the last layer: nothing that attention does passes through them, so that a model which
-# predicts nothing may lack their weights
+# parts above the last layer: attention does not pass through them, so a model without a head may
+# lack their weights
 ABOVE_LAYERS = ("pooler",)
 
 
@@ -121,7 +122,7 @@ def name_part(module: str) -> str:
     return "decoder" if DECODER in module else "encoder"
 
 
-def list_image_marks(model: Any, config: Any) -> list[str]:
+def list_image_marks(model: "torch.nn.Module", config: object) -> list[str]:
     """The names of the positions that stand before the patches of an image."""
     names = [name for name, _ in model.named_parameters()]
     marks = [
@@ -133,7 +134,7 @@ def list_image_marks(model: Any, config: Any) -> list[str]:
 
 # ---- by settings of the configuration -----------------------------------------------------------
 
-# settings under which a model attends in a way that no graph of tokens can show
+# settings under which attention is not a graph of tokens
 REFUSED_SETTINGS = {
     # BigBird and BigBird-Pegasus: random blocks, drawn anew in every pass
     ("attention_type", "block_sparse"): "attends by random blocks, whose weights are not those of a"
@@ -144,8 +145,8 @@ REFUSED_SETTINGS = {
 READS_AHEAD = "use_bidirectional_attention"
 
 
-def check_attention(config: Any, name: str) -> None:
-    """Refuse a model that its configuration makes attend as no graph can show, by its name."""
+def check_attention(config: object, name: str) -> None:
+    """Refuse a model whose attention is not a graph of tokens. name: the model's."""
     for (setting, value), reason in REFUSED_SETTINGS.items():
         if getattr(config, setting, None) == value:
             raise CaptureError(f"{name} {reason}")
@@ -153,12 +154,12 @@ def check_attention(config: Any, name: str) -> None:
 
 # ---- by options of the attention interface ------------------------------------------------------
 
-# what families hand to transformers' attention functions beside queries, keys, values and mask; the
-# weights depend on each of them, and an option that is missing is the ordinary case
+# what families pass to transformers' attention functions beside queries, keys, values and mask; the
+# weights depend on each option, and most families leave it out
 SCALING = "scaling"  # of the scores; one by the square root of a head's width if missing
 SOFTCAP = "softcap"  # Gemma 2: scores stay between minus and plus this number, by tanh
 SCORE_BIAS = "position_bias"  # T5 and MPT: [sequence or 1, head, query, key], added to the scores
 # gpt-oss, DeepSeek V4, MiMo: one more score per head, of a key that is no token and has no value
 NO_TOKEN_SCORE = "s_aux"
 CAUSAL = "is_causal"  # a module's own is_causal if missing, and where it has none, it is causal
-WINDOW = "sliding_window"  # a query sees keys less than so many positions away; already in the mask
+WINDOW = "sliding_window"  # a query sees keys less than this many positions away, by the mask

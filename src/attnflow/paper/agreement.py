@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnflow.core.files import read_lines
+from attnflow.core.io.files import read_lines
 from attnflow.errors import FileError
 
 LABEL_OF_TAG = {"VBZ": "singular", "VBP": "plural"}
-# of the full corpus, which has 18
+# of the 18 columns of the full corpus
 NEEDED_COLUMNS = ("sentence", "verb_pos", "verb_index", "n_diff_intervening")
-# what the name of a file says of all its rows
+# the number of attractors of all rows, from the name of their file
 ATTRACTORS_IN_NAME = re.compile(r"numpred\.test\.(\d+)$")
 
 
@@ -26,7 +26,7 @@ class Sentence:
     words: tuple[str, ...]
     label: str  # "singular" or "plural"
     source: str  # the name of its file, or "grammar"
-    # nouns of the other number between subject and verb; None if nobody counted
+    # nouns of the other number between subject and verb; None if they were not counted
     attractors: int | None = None
 
     @property

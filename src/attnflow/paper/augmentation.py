@@ -4,14 +4,14 @@ Files whose sentences were chosen for their attractors teach "the opposite of th
 each such sentence also comes with its attractors in the subject's number, cut off after its
 subject, with its subject flipped (and its label with it), and with all nouns flipped. Natural
 sentences with one noun are flipped as well; verbs inside sentences give more, shorter ones; a small
-grammar adds what is rare in the data: relative clauses, coordination, pronouns, quantifiers.
+grammar adds rare constructions: relative clauses, coordination, pronouns, quantifiers.
 """
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from attnflow.models.verb_number import LABELS
+from attnflow.models.bundled.verb_number import LABELS
 from attnflow.paper.agreement import Sentence
 from attnflow.paper.nouns import PHRASE_EDGES, PLURAL, SINGULAR, Lexicon
 
@@ -25,18 +25,8 @@ according due to
 """
 JOINTS = "because while where but although since whereas ; though when if whether"
 # verbs whose form tells their number; after these words, have and do are infinitives
-INNER = {
-    "is": 0,
-    "has": 0,
-    "was": 0,
-    "does": 0,
-    "VBZ": 0,
-    "are": 1,
-    "have": 1,
-    "were": 1,
-    "do": 1,
-    "VBP": 1,
-}
+INNER = dict.fromkeys(("is", "has", "was", "does", "VBZ"), SINGULAR)
+INNER |= dict.fromkeys(("are", "have", "were", "do", "VBP"), PLURAL)
 BARE = """
 to will would could should can may might must shall 'll 'd do does did let not n't cannot there
 """
@@ -61,6 +51,13 @@ class Mixture:
     )
     flipped: float = 0.2  # natural sentences whose one noun changes its number
     introduced: float = 0.2  # short sentences that come after the beginning of another
+
+    def weigh_sources(self, sources: Mapping[str, Sequence[Sentence]]) -> dict[str, float]:
+        """How often each source that has sentences is drawn from, and the grammar."""
+        natural = self.natural / max(1, len(sources) - 2)
+        shares = {"inner": self.inner, "hard": self.hard}
+        weights = {name: shares.get(name, natural) for name, members in sources.items() if members}
+        return {**weights, "grammar": self.grammar}
 
 
 @dataclass(frozen=True)
@@ -182,19 +179,11 @@ def stream_variants(
     sentences: Sequence[Sentence], lexicon: Lexicon, mixture: Mixture, chance: random.Random
 ) -> Iterator[Sentence]:
     """Sentences without end, by source and variant; a source is used up before it starts again."""
-    easy: dict[str, list[Sentence]] = {}
+    sources: dict[str, list[Sentence]] = {"inner": find_inner_sentences(sentences), "hard": []}
     for sentence in sentences:
-        if not sentence.attractors:
-            easy.setdefault(sentence.source, []).append(sentence)
-    sources: dict[str, Sequence[Sentence]] = {
-        "inner": find_inner_sentences(sentences),
-        "hard": [sentence for sentence in sentences if sentence.attractors],
-        **easy,
-    }
-    natural = mixture.natural / max(1, len(sources) - 2)
-    shares = {"inner": mixture.inner, "hard": mixture.hard}
-    weights = {name: shares.get(name, natural) for name, members in sources.items() if members}
-    weights["grammar"] = mixture.grammar
+        source = "hard" if sentence.attractors else sentence.source
+        sources.setdefault(source, []).append(sentence)
+    weights = mixture.weigh_sources(sources)
     parsed = {sentence: parse(sentence, lexicon) for sentence in sources["hard"]}
     nouns = list_nouns(lexicon)
     decks: dict[str, list[Sentence]] = {name: [] for name in sources}
@@ -218,58 +207,25 @@ def stream_variants(
             yield sentence
 
 
-# ---- what is rare in the data --------------------------------------------------------------------
+# ---- constructions that are rare in the data ----------------------------------------------------
 
 # of singular and of plural nouns; what is common stands there often
 RARE_DETERMINERS = (
     "the the the a this that his her every each another my",
     "the the the some these those his her many several two my all",
 )
-RARE_PREPOSITIONS = [
-    "of",
-    "in",
-    "near",
-    "with",
-    "behind",
-    "to",
-    "for",
-    "from",
-    "beside",
-    "under",
-    "by",
-    "on",
-    "at",
-    "about",
-]
-RARE_VERBS = [
-    "like",
-    "see",
-    "know",
-    "want",
-    "use",
-    "help",
-    "find",
-    "follow",
-    "support",
-    "call",
-    "lead",
-    "need",
-]
+RARE_PREPOSITIONS = """
+of in near with behind to for from beside under by on at about
+""".split()
+RARE_VERBS = "like see know want use help find follow support call lead need".split()
 PRONOUNS_BY_NUMBER = (("he", "she", "it"), ("i", "you", "we", "they"))
 QUANTIFIERS = (
     ("each of", "one of", "neither of", "every one of"),
     ("all of", "many of", "most of", "some of", "both of", "a number of"),
 )
-CONSTRUCTIONS = [
-    "prepositions",
-    "prepositions",
-    "subject",
-    "object",
-    "object",
-    "both",
-    "pronoun",
-    "quantified",
-]
+CONSTRUCTIONS = """
+prepositions prepositions subject object object both pronoun quantified
+""".split()
 Nouns = tuple[list[str], list[str]]  # singular, plural
 
 

@@ -1,11 +1,11 @@
-"""The card of a verb-number model: accuracy, data, and in what its training is not the paper's."""
+"""Model cards of verb-number models: accuracy, data, and departures from the paper's training."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnflow.paper.recipes import PLAIN, RECIPES, UNCHANGED, Recipe
+from attnflow.paper.recipes import PLAIN_RECIPE, RECIPES, UNCHANGED, Recipe
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ def format_command(data: Sequence[Path], out: Path, seed: int, recipe: Recipe) -
     options = [f"--data={path}" for path in data] + [f"--out={out}", f"--recipe={name}"]
     options += [f"--without={part}" for part in left_out.split(", ") if part]
     options.append(f"--seed={seed}")
-    usual = PLAIN.steps if "length" in left_out else RECIPES[name].steps
+    usual = PLAIN_RECIPE.steps if "length" in left_out else RECIPES[name].steps
     if recipe.steps != usual:
         options.append(f"--steps={recipe.steps}")
     return shlex.join(["attnflow", "train", "verb-number", *options])
 
 
 def list_departures(recipe: Recipe) -> list[str]:
-    """All in which a training is not the paper's, or the paper does not say; one line each."""
+    """How a training differs from the paper's, or what the paper does not say; one line each."""
     mixture = recipe.mixture
     drawn = mixture.natural + mixture.inner + mixture.hard + mixture.grammar
     departures = [
-        "Data: the parts of the corpus that could be had, and MASC, instead of the whole corpus;"
-        " words that occur twice or more on the train side; at most 63 words.",
+        "Data: the parts of the corpus that are available here, and MASC, instead of the whole"
+        " corpus; words that occur twice or more on the train side; at most 63 words.",
         f"Shares: {percent(mixture.hard / drawn)} of the sentences drawn come from the files with"
         " attractors, of which the corpus itself has few.",
         f"UNK: {percent(recipe.blank)} of the words become UNK in training, so that blank-out asks"
@@ -60,7 +60,7 @@ def list_departures(recipe: Recipe) -> list[str]:
         )
     if recipe.tag:
         departures.append(f"{percent(recipe.tag)} of the nouns become NN or NNS.")
-    if recipe.embedding != PLAIN.embedding or recipe.linear != PLAIN.linear:
+    if recipe.embedding != PLAIN_RECIPE.embedding or recipe.linear != PLAIN_RECIPE.linear:
         departures.append(
             f"Initialisation: {recipe.embedding:g} times GPT-2's 0.02 for words,"
             f" {recipe.position:g} times for positions, {recipe.linear:g} times for matrices."
@@ -74,7 +74,7 @@ def list_departures(recipe: Recipe) -> list[str]:
         departures.append(f"Labels are smoothed by {recipe.smoothing:g}.")
     if recipe.average is not None:
         departures.append(f"The weights are a moving average ({recipe.average:g}) over the steps.")
-    if recipe.attention_dropout != PLAIN.attention_dropout:
+    if recipe.attention_dropout != PLAIN_RECIPE.attention_dropout:
         departures.append(
             f"Dropout of attention weights is {recipe.attention_dropout:g}; elsewhere 0.1, GPT-2's."
         )

@@ -1,6 +1,6 @@
 """The file from which a training resumes.
 
-It is whole or not there, never of other options, and a single wrong bit in it is noticed.
+It is complete or absent, belongs to the same options, and its checksum detects every changed bit.
 """
 
 import json
@@ -9,12 +9,12 @@ import zlib
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypedDict, cast
 
 import torch
 from torch import Tensor
 
-from attnflow.core.files import write_file
+from attnflow.core.io.files import write_file
 from attnflow.errors import FileError
 
 WEIGHTS = "model.safetensors"  # a folder that holds this holds a finished model
@@ -24,26 +24,24 @@ MAX_DIFFERENCES = 4  # that a message names
 Tensors = dict[str, Tensor]
 
 
+class Facts(TypedDict):
+    """What a checkpoint holds beside its tensors."""
+
+    fingerprint: dict[str, object]
+    step: int
+    best_accuracy: float | None  # None before the first measurement
+    stale: int
+    total_loss: float
+    summed: int
+    seconds: float
+    checksum: int
+
+
 def claim_folder(folder: Path, resume: bool) -> Path:
     """Make the folder and return the path of its checkpoint; refuse to overwrite anything."""
     checkpoint = folder / CHECKPOINT
     try:
-        if folder.exists() and not folder.is_dir():
-            raise FileError(
-                f"a model is written to a folder; {folder} is a file: choose another --out"
-            )
-        if (folder / WEIGHTS).exists():
-            raise FileError(f"{folder} already holds a model; choose another --out")
-        if checkpoint.exists() and not resume:
-            raise FileError(
-                f"{folder} holds an unfinished training; "
-                "pass --resume to continue it, or choose another --out"
-            )
-        if resume and not checkpoint.exists():
-            raise FileError(
-                f"{folder} holds no checkpoint to resume from; "
-                "leave --resume out to start from the beginning"
-            )
+        check_unfinished(folder, checkpoint, resume)
         leftovers = {  # of writes that were killed
             path
             for place in (folder, checkpoint.parent)
@@ -59,9 +57,9 @@ def claim_folder(folder: Path, resume: bool) -> Path:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         for leftover in leftovers:
             leftover.unlink()
+    except FileError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, FileError):
-            raise
         reason = getattr(error, "strerror", None) or error
         raise FileError(
             f"cannot write to {str(folder)!r}: {reason}; choose another --out"
@@ -69,13 +67,31 @@ def claim_folder(folder: Path, resume: bool) -> Path:
     return checkpoint
 
 
-def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """The tensors and the facts of a checkpoint, every bit of which must be as it was written."""
+def check_unfinished(folder: Path, checkpoint: Path, resume: bool) -> None:
+    """Refuse a folder with a finished model; a checkpoint must exist exactly where it resumes."""
+    if folder.exists() and not folder.is_dir():
+        raise FileError(f"a model is written to a folder; {folder} is a file: choose another --out")
+    if (folder / WEIGHTS).exists():
+        raise FileError(f"{folder} already holds a model; choose another --out")
+    if checkpoint.exists() and not resume:
+        raise FileError(
+            f"{folder} holds an unfinished training; "
+            "pass --resume to continue it, or choose another --out"
+        )
+    if resume and not checkpoint.exists():
+        raise FileError(
+            f"{folder} holds no checkpoint to resume from; "
+            "leave --resume out to start from the beginning"
+        )
+
+
+def read_checkpoint(path: Path) -> tuple[Tensors, Facts]:
+    """The tensors and facts of a checkpoint, verified by their checksum."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads(file.metadata()["attnflow"])
+            facts = cast(Facts, json.loads(file.metadata()["attnflow"]))
             names = file.keys()
             tensors = {name: file.get_tensor(name).clone() for name in names}
         if facts["checksum"] != compute_checksum(tensors):
@@ -87,7 +103,9 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return tensors, facts
 
 
-def check_options(path: Path, written: Mapping[str, object], given: Mapping[str, object]) -> None:
+def check_resumed_options(
+    path: Path, written: Mapping[str, object], given: Mapping[str, object]
+) -> None:
     """Refuse to resume a training with other options than it began with."""
     differing = [name for name in {**written, **given} if written.get(name) != given.get(name)]
     if differing:
@@ -119,7 +137,7 @@ def add_line(path: Path, line: str, *, first: str) -> None:
 
 
 def write_through(file: IO[bytes], data: bytes) -> None:
-    """Write, and wait until the disk has it: a power cut must not lose what a name points to."""
+    """Write, and wait until the data is on disk: a power cut must not lose a renamed file."""
     file.write(data)
     file.flush()
     os.fsync(file.fileno())
@@ -135,7 +153,7 @@ def select_part(tensors: Tensors, part: str) -> Tensors:
 
 
 def digest(value: object) -> str:
-    """A short name of a JSON value, such as all rows of the data: another value, another name.
+    """A short name of a JSON value, such as the data: different values, different names.
 
     >>> digest([["a sentence", 1]]) == digest([("a sentence", 1)]) != digest([["a sentence", 0]])
     True

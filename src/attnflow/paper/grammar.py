@@ -12,44 +12,19 @@ newspaper officer painting picture player report road room school singer song st
 teacher temple tree village window writer
 """
 NOUNS = {name: f"{name}s" for name in REGULAR.split()}  # singular: plural
-NOUNS |= {
-    "child": "children",
-    "church": "churches",
-    "city": "cities",
-    "country": "countries",
-    "man": "men",
-    "woman": "women",
-}
+IRREGULAR_NOUNS = "child/children church/churches city/cities country/countries man/men woman/women"
+NOUNS |= dict(pair.split("/") for pair in IRREGULAR_NOUNS.split())
 DETERMINERS = {
     False: ["the", "a", "this", "that", "every"],
     True: ["the", "these", "those", "some", "many"],
 }
-ADJECTIVES = [
-    "big",
-    "famous",
-    "important",
-    "large",
-    "local",
-    "modern",
-    "new",
-    "old",
-    "popular",
-    "red",
-    "small",
-    "young",
-]
-PREPOSITIONS = ["about", "behind", "beside", "for", "from", "in", "near", "of", "on", "with"]
-TRANSITIVE = ["describes", "follows", "helps", "knows", "likes", "sees", "visits"]
-OPENINGS = [
-    "",
-    "",
-    "",
-    "in the summer ,",
-    "today",
-    "of course ,",
-    "as a result ,",
-    "according to the report ,",
-]
+ADJECTIVES = """
+big famous important large local modern new old popular red small young
+""".split()
+PREPOSITIONS = "about behind beside for from in near of on with".split()
+TRANSITIVE = "describes follows helps knows likes sees visits".split()
+OPENINGS = [*[""] * 3, "in the summer ,", "today", "of course ,", "as a result ,"]
+OPENINGS.append("according to the report ,")
 ADVERBS = ["", "", "", "", "often", "usually", "now", "also"]
 
 
@@ -79,7 +54,7 @@ def sentences(*, seed: int = 0, attractors: tuple[int, ...] = (0, 1, 2)) -> Iter
 
 
 def compose_subject(chance: random.Random, plural: bool, attractors: int) -> Iterator[str]:
-    """A subject and its modifiers: so many nouns of the other number, or at most one of its own."""
+    """A subject and its modifiers: `attractors` nouns of the other number; if 0, up to one more."""
     yield chance.choice(OPENINGS)
     yield compose_noun_phrase(chance, plural)
     others = [not plural] * attractors or [plural] * chance.choice([0, 0, 1])

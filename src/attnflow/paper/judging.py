@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from attnflow.core.formatting import Panel
-from attnflow.core.tables import Table
-from attnflow.models.loading import SHIPPED
+from attnflow.core.io.formatting import Panel
+from attnflow.core.io.tables import Table
+from attnflow.models.load import SHIPPED
 from attnflow.paper.pictures import PRONOUNS, REFERENTS, compare_words, explain_masks, find_word
 from attnflow.paper.runs import (
     Mean,
@@ -17,17 +17,24 @@ from attnflow.paper.runs import (
     load_seeds,
     summarise_runs,
 )
-from attnflow.paper.statements import STATEMENTS, TOP, Evidence, PaperMeans, Parts, Statement
+from attnflow.paper.statements import (
+    STATEMENTS,
+    TOP_LAYER,
+    Evidence,
+    NamedParts,
+    PaperMeans,
+    Statement,
+)
 
 HELD, OPEN, NOT_HELD = "held", "open", "not held"
-SENTENCES = 2000  # as many as in the paper's tables
+JUDGED_SENTENCES = 2000  # as many as in the paper's tables
 PAPER = "the paper"
-LAYERS = range(1, TOP + 1)
+JUDGED_LAYERS = range(1, TOP_LAYER + 1)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a statement holds, and the weakest part of what was measured."""
+    """Whether a statement holds, and the weakest of its measured parts."""
 
     verdict: str
     part: str
@@ -41,7 +48,7 @@ class Verdict:
         return f"{self.verdict}: {figure}{f' ({self.part})' if self.part else ''}"
 
 
-def judge(statement: Statement, parts: Parts) -> Verdict:
+def judge(statement: Statement, parts: NamedParts) -> Verdict:
     """Held if the intervals of all parts are beyond the bound, not held if one falls short of it.
 
     Otherwise it is open.
@@ -70,7 +77,7 @@ def judge(statement: Statement, parts: Parts) -> Verdict:
 class Judged:
     """A statement with its verdict on one column of models."""
 
-    tokens: str  # which are ranked: "with CLS", "without CLS", or empty
+    tokens: str  # the ranked tokens: "with CLS", "without CLS", or empty
     says: str
     criterion: str
     models: str
@@ -100,7 +107,7 @@ class Judgement(Table):
     data: str
     command: str
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
+    def rows(self) -> Iterator[tuple[str | float, ...]]:
         """One row per statement and column of models."""
         for each in self.judged:
             mean = each.verdict.mean
@@ -134,7 +141,7 @@ class Judgement(Table):
             ]
             if lines:
                 yield Panel(["statement", "holds if", *names], lines, f"**{caption}**")
-        layers = [f"layer {layer}" for layer in LAYERS]
+        layers = [f"layer {layer}" for layer in JUDGED_LAYERS]
         yield Panel(
             ["models", *layers],
             [[name, *map(str, means)] for name, means in self.entropies.items()],
@@ -168,7 +175,7 @@ def judge_statements(
     The statements about pronouns need a masked LM.
     """
     sentences, where = choose_sentences(
-        data, SENTENCES if limit is None else limit, seed=seed, side=side
+        data, JUDGED_SENTENCES if limit is None else limit, seed=seed, side=side
     )
     against = choose_importance("blank_out") | choose_importance("input_gradient")
     columns = {names: load_seeds(names, "statements") for names in models}
@@ -190,7 +197,7 @@ def judge_statements(
             ranks[names, name] = (summarise_runs(evidence.outrank_by_importance(name)),)
         for name in ("rollout", "flow"):
             ranks[names, name] = tuple(
-                summarise_runs(evidence.outrank(name, layer)) for layer in LAYERS
+                summarise_runs(evidence.outrank(name, layer)) for layer in JUDGED_LAYERS
             )
         counted = min(counted, evidence.runs.examples)
     return Judgement((*judged, *pronouns), entropies, ranks, f"{where}, n = {counted:,}", command)

@@ -15,12 +15,14 @@ IRREGULAR = dict(
     basis/bases thesis/theses hypothesis/hypotheses genus/genera nucleus/nuclei fungus/fungi
     stimulus/stimuli larva/larvae policeman/policemen fisherman/fishermen medium/media datum/data
     wife/wives life/lives leaf/leaves knife/knives wolf/wolves half/halves shelf/shelves NN/NNS
-    """.split()  # noqa: SIM905
+    """.split()
 )
-NOT_NOUNS = """
-species series data bacteria subspecies bias is as was has does us his its this yes thus plus less
-always perhaps besides others ones various previous JJ
-"""
+NOT_NOUNS = frozenset(
+    """
+    species series data bacteria subspecies bias is as was has does us his its this yes thus plus
+    less always perhaps besides others ones various previous JJ
+    """.split()
+)
 # where nouns and where verbs stand
 BEFORE_NOUN = """
 the a an this that these those his her its their our my your of some many several two three four
@@ -34,7 +36,7 @@ AFTER_NOUN = """
 of in to for and or , . ( ) ; : `` '' -- ' with by from on at as that which who is are was were has
 have does do had can may will also not
 """
-# what a determiner becomes when its noun changes number; and where a noun phrase begins
+# determiners for a noun that changes its number, and words that end a noun phrase
 TO_PLURAL = (
     "a/some an/some this/these that/those each/all every/all one/two another/other much/many"
 )
@@ -50,7 +52,7 @@ PHRASE_EDGES = frozenset(
     """
     of in to for and or , . ( ) ; : `` '' -- with by from on at as that which who is are was were
     has have
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 
@@ -83,7 +85,7 @@ class Lexicon:
 
 
 class Surroundings:
-    """How often each word occurs, and how often where nouns or verbs do."""
+    """How often each word occurs, and how often in the places of nouns and of verbs."""
 
     def __init__(self, sentences: Iterable[Sentence]) -> None:
         before_noun, before_verb, determiners, after_noun = (
@@ -128,29 +130,30 @@ def build_lexicon(sentences: Iterable[Sentence]) -> Lexicon:
     number only.
     """
     seen = Surroundings(sentences)
-    excluded = set(NOT_NOUNS.split())
+    plural_of = pair_nouns(seen)
+    other = plural_of | {many: one for one, many in plural_of.items()}
+    number = dict.fromkeys(plural_of, SINGULAR) | dict.fromkeys(plural_of.values(), PLURAL)
+    singles = sorted(set(filter(seen.is_noun, seen.count)) - set(number) - NOT_NOUNS)
+    for word in singles:
+        is_plural, determined = bool(guess_singulars(word)), seen.determined[word]
+        if is_plural and determined + 1 > seen.count[word] / 10:
+            other[word], number[word] = "NN", PLURAL
+        elif not is_plural and determined > seen.count[word] / 4:
+            other[word], number[word] = "NNS", SINGULAR
+    return Lexicon(other, number)
+
+
+def pair_nouns(seen: Surroundings) -> dict[str, str]:
+    """The plural of each singular, where both words stand where nouns do."""
     plural_of = {
         one: many for one, many in IRREGULAR.items() if seen.count[one] and seen.count[many]
     }
-    for many in sorted(set(seen.count) - excluded):
-        candidates = (
-            one
-            for one in guess_singulars(many)
-            if one not in plural_of and one not in excluded and seen.is_pair(one, many)
-        )
-        one = next(candidates, None)
-        if one is not None:
-            plural_of[one] = many
-    other = plural_of | {many: one for one, many in plural_of.items()}
-    number = dict.fromkeys(plural_of, SINGULAR) | dict.fromkeys(plural_of.values(), PLURAL)
-    for word, times in sorted(seen.count.items()):
-        if word in number or word in excluded or not seen.is_noun(word):
-            continue
-        if guess_singulars(word) and seen.determined[word] + 1 > times / 10:
-            other[word], number[word] = "NN", PLURAL
-        elif not guess_singulars(word) and seen.determined[word] > times / 4:
-            other[word], number[word] = "NNS", SINGULAR
-    return Lexicon(other, number)
+    for many in sorted(set(seen.count) - NOT_NOUNS):
+        for one in guess_singulars(many):
+            if one not in plural_of and one not in NOT_NOUNS and seen.is_pair(one, many):
+                plural_of[one] = many
+                break
+    return plural_of
 
 
 def guess_singulars(word: str) -> list[str]:

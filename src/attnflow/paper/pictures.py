@@ -1,49 +1,52 @@
 """Figures 1 to 4 of the paper, redrawn."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from attnflow.analysis.explaining import explain
-from attnflow.analysis.explanation import Explanation
+from attnflow import figures
+from attnflow.analysis.explain.explain import explain
+from attnflow.analysis.explain.explanation import Explanation
 from attnflow.core.groups import list_words
 from attnflow.core.text import join_subwords
 from attnflow.errors import OptionError
 from attnflow.models.execution import evaluating
-from attnflow.models.loading import BUNDLED, load
+from attnflow.models.load import BUNDLED, ModelLike, open_model
 from attnflow.models.model import Model
-from attnflow.show import figures
-from attnflow.show.drawing import Drawing
+from attnflow.show.figures.drawing import Drawing
 
 SENTENCE = "the key to the cabinets"
-SENTENCES = (SENTENCE, "the article on NNP large systems", "here the NNS differ in that the female")
+PICTURED_SENTENCES = (
+    SENTENCE,
+    "the article on NNP large systems",
+    "here the NNS differ in that the female",
+)
 MASK = "[MASK]"  # stands for the model's own mask
 PRONOUNS = (f"The author talked to Sara about {MASK} book.", f"Mary convinced John of {MASK} love.")
-REFERENCES = (("author", "Sara"), ("Mary", "John"))
+PRONOUN_REFERENTS = (("author", "Sara"), ("Mary", "John"))
 # whom a pronoun means
 REFERENTS = ({"his": "author", "her": "Sara"}, {"his": "John", "her": "Mary"})
 CANDIDATES = ("his", "her")
 
 
-def figure_1(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
+def figure_1(text: str = SENTENCE, *, model: ModelLike = BUNDLED) -> Drawing:
     """Raw attention, rollout and flow between neighbouring layers, side by side."""
     return figures.compare_graphs(explain(text, model=model, edges="attention", importance=()))
 
 
-def figure_2(text: str = SENTENCE, *, model: Any = BUNDLED) -> Drawing:
+def figure_2(text: str = SENTENCE, *, model: ModelLike = BUNDLED) -> Drawing:
     """Raw attention of the focal position, in each layer."""
     explanation = explain(text, model=model, edges="attention", importance=())
     return figures.heatmap(explanation.raw, explanation.position)
 
 
-def figure_3(texts: Sequence[str] = SENTENCES, *, model: Any = BUNDLED) -> Drawing:
+def figure_3(texts: Sequence[str] = PICTURED_SENTENCES, *, model: ModelLike = BUNDLED) -> Drawing:
     """Raw attention, rollout and flow of the focal position in each layer, for each sentence."""
-    loaded = load(model) if isinstance(model, str) else model
+    loaded = open_model(model)
     return figures.compare_heatmaps(
         [
             explain(text, model=loaded, edges="attention", importance=())
-            for text in texts or SENTENCES
+            for text in texts or PICTURED_SENTENCES
         ]
     )
 
@@ -51,8 +54,8 @@ def figure_3(texts: Sequence[str] = SENTENCES, *, model: Any = BUNDLED) -> Drawi
 def figure_4(
     texts: Sequence[str] = PRONOUNS,
     *,
-    model: Any,
-    references: Sequence[tuple[str, str]] = REFERENCES,
+    model: ModelLike,
+    references: Sequence[tuple[str, str]] = PRONOUN_REFERENTS,
     candidates: tuple[str, str] = CANDIDATES,
 ) -> Drawing:
     """A masked pronoun: the relative probabilities of two words, beside the mask's token attention.
@@ -77,15 +80,9 @@ def figure_4(
     )
 
 
-def explain_masks(texts: Sequence[str], model: Any) -> tuple[Model, list[Explanation]]:
+def explain_masks(texts: Sequence[str], model: ModelLike) -> tuple[Model, list[Explanation]]:
     """A masked LM, and its explanations of sentences with a mask."""
-    loaded = (
-        load(model)
-        if isinstance(model, str)
-        else model
-        if isinstance(model, Model)
-        else Model(model)
-    )
+    loaded = open_model(model)
     if loaded.task != "masked LM" or getattr(loaded.tokenizer, "mask_token", None) is None:
         raise OptionError(
             "figure 4 needs a masked LM with a tokenizer that has a mask; "
@@ -104,6 +101,7 @@ def explain_masks(texts: Sequence[str], model: Any) -> tuple[Model, list[Explana
 
 def compare_words(model: Model, explanation: Explanation, words: Sequence[str]) -> dict[str, float]:
     """The probability of each word at the mask, given that it is one of these."""
+    assert explanation.text is not None  # it was made of a text
     encoded = model.encode(explanation.text)
     with evaluating(model.model), torch.no_grad():
         probabilities = model.probabilities(

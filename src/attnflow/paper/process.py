@@ -1,4 +1,4 @@
-"""What surrounds a training: fixed random numbers, Ctrl-C between two steps, a progress bar."""
+"""The surroundings of a training: fixed random numbers, Ctrl-C between steps, a progress bar."""
 
 import math
 import signal

@@ -35,8 +35,8 @@ class Recipe:
 CAREFUL = Recipe()
 # the sentences as they are, in the shares of their sources
 UNCHANGED = Mixture(inner=0.0, grammar=0.0, variants={"plain": 1.0}, flipped=0.0, introduced=0.0)
-# what the paper says of its training is the blocks: GPT-2's, which start at 0.02 and drop a tenth
-PLAIN = Recipe(
+# the paper tells of its training that blocks are those of GPT-2: weights start at 0.02, dropout 0.1
+PLAIN_RECIPE = Recipe(
     "plain",
     steps=3000,
     batch=64,
@@ -52,8 +52,8 @@ PLAIN = Recipe(
     linear=1.0,
     shared=False,
 )
-RECIPES: Mapping[str, Recipe] = MappingProxyType({"plain": PLAIN, "careful": CAREFUL})
-# the careful recipe without a part has that part's options from the plain one
+RECIPES: Mapping[str, Recipe] = MappingProxyType({"plain": PLAIN_RECIPE, "careful": CAREFUL})
+# the careful recipe without a part takes the options of that part from the plain one
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "blank-loss": ("blank_loss",),
@@ -68,7 +68,7 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def choose_recipe(
     name: str = "careful", *, without: Iterable[str] = (), steps: int | None = None
 ) -> Recipe:
-    """A recipe by its name, without some parts of the careful one, of so many steps.
+    """A recipe by its name; parts of the careful one may be left out, and `steps` may be changed.
 
     >>> choose_recipe("careful", without=["length"]).steps == choose_recipe("plain").steps
     True
@@ -86,7 +86,7 @@ def choose_recipe(
             f"parts are left out of the careful recipe; got recipe {name!r} without"
             f" {', '.join(parts)}: choose --recipe careful"
         )
-    changes = {option: getattr(PLAIN, option) for part in parts for option in PARTS[part]}
+    changes = {option: getattr(PLAIN_RECIPE, option) for part in parts for option in PARTS[part]}
     if parts:
         changes["name"] = f"{name} without {', '.join(dict.fromkeys(parts))}"
     if steps is not None:

@@ -9,25 +9,25 @@ from pathlib import Path
 
 import numpy as np
 
-from attnflow.analysis.evaluation import evaluate
-from attnflow.analysis.gradients import REDUCTIONS, input_gradient
-from attnflow.analysis.report import Report
+from attnflow.analysis.evaluate.evaluate import evaluate
+from attnflow.analysis.evaluate.report import Report
+from attnflow.analysis.importance.importance import Importance
+from attnflow.analysis.importance.input_gradient import REDUCTIONS, input_gradient
 from attnflow.analysis.statistics import bootstrap_runs
-from attnflow.analysis.token_importance import Importance
 from attnflow.core.arrays import Floats
 from attnflow.errors import OptionError, RoundingWarning
-from attnflow.models.loading import BUNDLED, load
+from attnflow.models.load import BUNDLED, load
 from attnflow.models.model import Model
 from attnflow.paper import grammar
 from attnflow.paper.agreement import Sentence, read_agreement
 
-SIDES = ("test", "dev", "train", "all")
+DATA_SIDES = ("test", "dev", "train", "all")
 Against = dict[str, Callable[..., list[Importance]] | None]
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over sentences and models, with all that is told of it."""
+    """A mean over sentences and models, with its standard deviation and confidence interval."""
 
     value: float
     deviation: float
@@ -66,7 +66,7 @@ class Runs:
 
     @property
     def examples(self) -> int:
-        """How many sentences every model was asked."""
+        """The number of sentences that every model was evaluated on."""
         return min(len(report.examples) for report in self.reports)
 
     @cached_property
@@ -118,7 +118,7 @@ def load_seeds(names: str, what: str) -> list[Model]:
 
 
 def choose_importance(name: str, reduce: str = "norm") -> Against:
-    """An importance by its name, which tells how gradients are reduced if not to their length."""
+    """An importance by name; the name says how gradients are reduced, unless to their norm."""
     if name == "blank_out" or reduce == "norm":
         return {name: None}
     if reduce not in REDUCTIONS:
@@ -135,9 +135,9 @@ def choose_importance(name: str, reduce: str = "norm") -> Against:
 def choose_sentences(
     data: Sequence[Path], limit: int, *, seed: int = 0, side: str = "test"
 ) -> tuple[list[Sentence], str]:
-    """Sentences of a side of the data, of the grammar if there is no data; and what they are."""
-    if side not in SIDES:
-        raise OptionError(f"unknown side {side!r}; choose from {', '.join(SIDES)}")
+    """Sentences of one side of the data, or of the grammar without data; and their description."""
+    if side not in DATA_SIDES:
+        raise OptionError(f"unknown side {side!r}; choose from {', '.join(DATA_SIDES)}")
     if not data:
         made = list(islice(grammar.sentences(seed=seed), limit))
         return made, "attnflow's own grammar, with 0, 1 and 2 attractors"
@@ -167,7 +167,7 @@ def sample(
     return [found[place] for place in order]
 
 
-def measure_accuracy(model: Model, sentences: Sequence[Sentence]) -> float:
+def measure_verb_accuracy(model: Model, sentences: Sequence[Sentence]) -> float:
     """The share of sentences whose verb the model gets right."""
     predicted = model.predict([sentence.text for sentence in sentences])
     pairs = zip(predicted, sentences, strict=True)

@@ -13,24 +13,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnflow.core.files import read_lines
+from attnflow.core.io.files import read_lines
 from attnflow.errors import AttnFlowError, FileError
-from attnflow.models.inputs import pad_ids
+from attnflow.models.encoded import pad_ids
 from attnflow.models.model import Model
 from attnflow.paper.checkpoint import WEIGHTS, claim_folder, digest
-from attnflow.paper.training import Notify, Optimiser, Task, require, train
+from attnflow.paper.training import Optimiser, TellLine, TrainingTask, require, run_training
 
 SENTIMENTS = ("negative", "positive")
-HEADER = "sentence\tlabel"  # GLUE's files begin with it
+TSV_HEADER = "sentence\tlabel"  # GLUE's files begin with it
 MAX_TOKENS = 96  # the longest sentence of SST-2 has about 70
 BATCH_SENTENCES = 32
-POOL_BATCHES = 50  # whose sentences are sorted by length together, so that little is padding
-MEASURED_SENTENCES = 64  # in a batch when nothing is learned
+SENTIMENT_POOL = 50  # batches whose sentences are sorted by length together, to reduce padding
+SENTIMENT_EVALUATION_BATCH = 64  # sentences per batch without gradients
 RATE = 1e-4
 HEAD_RATE = 5.0  # times RATE: the classifier starts from random weights, the encoder does not
 AVERAGE = 0.99
@@ -72,7 +71,7 @@ def read_sst2(path: str | os.PathLike[str]) -> list[Labelled]:
     rows = [
         read_row(path, number, text)
         for number, text in read_lines(path)
-        if (number, text) != (1, HEADER)
+        if (number, text) != (1, TSV_HEADER)
     ]
     if not rows:
         raise FileError(f"{path} holds no sentences; each line must be a sentence, a tab, 0 or 1")
@@ -94,7 +93,7 @@ def read_row(path: object, number: int, text: str) -> Labelled:
     return parts[0], int(parts[1])
 
 
-def encode_rows(model: Model, rows: Sequence[Labelled]) -> list[EncodedSentence]:
+def encode_sentences(model: Model, rows: Sequence[Labelled]) -> list[EncodedSentence]:
     """Token ids of sentences, cut to what the model takes."""
     max_length = min(MAX_TOKENS, model.max_length or MAX_TOKENS)
     encoded = [
@@ -115,7 +114,7 @@ def make_batches(
     """
     chance = random.Random(f"{seed}/{epoch}")
     order = chance.sample(sentences, len(sentences))
-    size, pool_size = BATCH_SENTENCES, POOL_BATCHES * BATCH_SENTENCES
+    size, pool_size = BATCH_SENTENCES, SENTIMENT_POOL * BATCH_SENTENCES
     pools = [
         sorted(order[start : start + pool_size], key=lambda sentence: len(sentence.ids))
         for start in range(0, len(order), pool_size)
@@ -137,12 +136,12 @@ def train_sentiment(
     seed: int = 0,
     resume: bool = False,
     limit: int | None = None,
-    report: Notify | None = None,
+    report: TellLine | None = None,
 ) -> SentimentResult:
     """Fine-tune the encoder in `base` on `data`/train.tsv, and write the model to `out`.
 
     The weights are chosen by dev.tsv and measured once on test.tsv. `out` is then a folder for
-    `attnflow.load`. limit: take at most so many training sentences. resume: continue from the
+    `attnflow.load`. limit: the maximum number of training sentences. resume: continue from the
     checkpoint in `out`.
     """
     require("epochs", epochs, "1 or more", epochs >= 1)
@@ -150,34 +149,39 @@ def train_sentiment(
     folder = Path(out)
     rows = {name: read_sst2(Path(data) / f"{name}.tsv") for name in ("train", "dev", "test")}
     rows["train"] = rows["train"][:limit]
-    claim_folder(folder, resume)  # again in `train`; here it spares the loading
+    claim_folder(
+        folder, resume
+    )  # repeated in `run_training`; checked here before the model is loaded
     model = load_base(base, seed)
-    sides = {name: encode_rows(model, labelled) for name, labelled in rows.items()}
-    task = make_task(
+    sides = {name: encode_sentences(model, labelled) for name, labelled in rows.items()}
+    task = make_sentiment_task(
         model, sides["train"], sides["dev"], epochs, seed, digest([rows["train"], rows["dev"]])
     )
     test = 0.0
 
     def save(module: nn.Module) -> None:
         nonlocal test
-        dev, test = measure_accuracy(model, sides["dev"]), measure_accuracy(model, sides["test"])
+        dev, test = (
+            measure_sentiment_accuracy(model, sides["dev"]),
+            measure_sentiment_accuracy(model, sides["test"]),
+        )
         options = {"epochs": epochs, "seed": seed, **({} if limit is None else {"limit": limit})}
-        command = format_command(base, data, out, options)
+        command = format_sentiment_command(base, data, out, options)
         sizes = {name: len(side) for name, side in sides.items()}
-        write_model(model, folder, format_card(Path(base), sizes, dev, test, command))
+        write_model(model, folder, format_sentiment_card(Path(base), sizes, dev, test, command))
 
-    outcome = train(task, folder, seed=seed, resume=resume, save=save, report=report)
+    outcome = run_training(task, folder, seed=seed, resume=resume, save=save, report=report)
     return SentimentResult(folder, outcome.accuracy, test, outcome.steps, outcome.seconds)
 
 
-def make_task(
+def make_sentiment_task(
     model: Model,
     training: Sequence[EncodedSentence],
     dev: Sequence[EncodedSentence],
     epochs: int,
     seed: int,
     data: str,
-) -> Task:
+) -> TrainingTask[Sequence[EncodedSentence]]:
     """What the training loop needs: batches, the loss, accuracy on dev twice per epoch."""
     per_epoch = -(-len(training) // BATCH_SENTENCES)
 
@@ -189,12 +193,12 @@ def make_task(
         labels = torch.tensor([sentence.label for sentence in batch])
         return nn.functional.cross_entropy(compute_logits(model, batch), labels)
 
-    return Task(
+    return TrainingTask(
         module=model.model,
         steps=epochs * per_epoch,
         batch_at=lambda step: batches_in(step // per_epoch)[step % per_epoch],
         loss=loss,
-        measure=lambda: measure_accuracy(model, dev),
+        measure=lambda: measure_sentiment_accuracy(model, dev),
         every=-(-per_epoch // 2),
         optimiser=Optimiser(learning_rate=RATE, warm_up=0.1),
         scale=scale_rate,
@@ -214,13 +218,13 @@ def compute_logits(model: Model, batch: Sequence[EncodedSentence]) -> Tensor:
     return model.model(input_ids=ids, attention_mask=mask).logits
 
 
-def measure_accuracy(model: Model, sentences: Sequence[EncodedSentence]) -> float:
+def measure_sentiment_accuracy(model: Model, sentences: Sequence[EncodedSentence]) -> float:
     """The share of sentences whose label the model gives; the model must be in eval mode."""
     ordered = sorted(sentences, key=lambda sentence: len(sentence.ids))
     right = 0
     with torch.no_grad():
-        for start in range(0, len(ordered), MEASURED_SENTENCES):
-            batch = ordered[start : start + MEASURED_SENTENCES]
+        for start in range(0, len(ordered), SENTIMENT_EVALUATION_BATCH):
+            batch = ordered[start : start + SENTIMENT_EVALUATION_BATCH]
             given = compute_logits(model, batch).argmax(dim=-1).tolist()
             right += sum(
                 label == sentence.label for label, sentence in zip(given, batch, strict=True)
@@ -239,16 +243,16 @@ def load_base(base: str | os.PathLike[str], seed: int) -> Model:
         "id2label": dict(enumerate(SENTIMENTS)),
         "label2id": {label: number for number, label in enumerate(SENTIMENTS)},
     }
-    safe: dict[str, Any] = {
-        "trust_remote_code": False,
-        "use_safetensors": True,
-        "ignore_mismatched_sizes": True,
-    }
     try:
         with torch.random.fork_rng(devices=[]), quiet():
             torch.manual_seed(seed)
             classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
-                base, num_labels=len(SENTIMENTS), **names, **safe
+                base,
+                num_labels=len(SENTIMENTS),
+                ignore_mismatched_sizes=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                **names,
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
@@ -256,7 +260,7 @@ def load_base(base: str | os.PathLike[str], seed: int) -> Model:
         raise FileError(
             f"the base must be the folder of an encoder and its tokenizer; got {base}: {reason}"
         ) from error
-    # half of MiniLM's parameters; 7,000 sentences hold too few of its words to learn them
+    # half of the parameters of MiniLM; 7,000 sentences hold too few words to train them
     classifier.get_input_embeddings().requires_grad_(False)
     return Model(classifier, tokenizer)
 
@@ -276,7 +280,7 @@ def write_model(model: Model, folder: Path, readme: str) -> None:
             model.model.save_pretrained(beside)
             model.tokenizer.save_pretrained(beside)
             (beside / "README.md").write_text(readme, encoding="utf-8")
-            # safetensors lets only the owner read
+            # safetensors makes its files readable by their owner only
             shutil.copymode(beside / "README.md", beside / WEIGHTS)
             for path in sorted(beside.iterdir(), key=lambda path: path.name == WEIGHTS):
                 path.replace(folder / path.name)
@@ -287,14 +291,18 @@ def write_model(model: Model, folder: Path, readme: str) -> None:
         raise FileError(f"cannot write {folder}: {reason}; pass --resume to try again") from error
 
 
-def format_command(base: object, data: object, out: object, options: Mapping[str, int]) -> str:
+def format_sentiment_command(
+    base: object, data: object, out: object, options: Mapping[str, int]
+) -> str:
     """The command that trains the same model again."""
     paths = [f"--base={base}", f"--data={data}", f"--out={out}"]
     others = [f"--{name}={value}" for name, value in options.items()]
     return shlex.join(["attnflow", "train", "sentiment", *paths, *others])
 
 
-def format_card(base: Path, sizes: Mapping[str, int], dev: float, test: float, command: str) -> str:
+def format_sentiment_card(
+    base: Path, sizes: Mapping[str, int], dev: float, test: float, command: str
+) -> str:
     """The model card."""
     return f"""# Is this sentence positive or negative?
 
@@ -315,7 +323,7 @@ The command that trained it and prints these figures:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A block in which transformers reports no loading and warns of no new classifier."""
+    """A block in which transformers shows no progress and does not warn of the new classifier."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

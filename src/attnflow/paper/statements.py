@@ -1,4 +1,4 @@
-"""What the paper says of its models in words, and how each statement is measured.
+"""The statements of the paper about its models, and how each is measured.
 
 A statement is measured in parts: arrays [model, sentence], whose means must all be on one side of a
 bound. Statements about correlations are measured with CLS among the ranked tokens, as in the paper,
@@ -12,22 +12,22 @@ from typing import Protocol
 
 import numpy as np
 
-from attnflow.analysis.explaining import explain
-from attnflow.analysis.explanation import Explanation
-from attnflow.analysis.scored import ScoredExample
+from attnflow.analysis.evaluate.scored_example import ScoredExample
+from attnflow.analysis.explain.explain import explain
+from attnflow.analysis.explain.explanation import Explanation
 from attnflow.core.arrays import Floats
 from attnflow.core.results import measure_spread
 from attnflow.models.model import Model
-from attnflow.paper.pictures import SENTENCES, find_word
-from attnflow.paper.printed import PRINTED
+from attnflow.paper.pictures import PICTURED_SENTENCES, find_word
+from attnflow.paper.printed import PRINTED_TABLES
 from attnflow.paper.runs import Runs
 
 UPPER = (4, 5, 6)  # the layers above layer three
-TOP = 6
+TOP_LAYER = 6
 UNIFORM = 0.95  # the share of its maximum from which on entropy is that of almost uniform weights
 CLIMB = 0.1  # a change of a correlation that is worth the name
-KEY, ARTICLE, FEMALE = SENTENCES
-Parts = dict[str, Floats]  # by their names: [model, sentence]
+KEY, ARTICLE, FEMALE = PICTURED_SENTENCES
+NamedParts = dict[str, Floats]  # by their names: [model, sentence]
 
 
 class Correlations(Protocol):
@@ -42,13 +42,13 @@ class PaperMeans:
 
     def correlate(self, against: str, method: str, layer: int) -> Floats:
         """[1, 1]: the printed mean."""
-        printed = next(each for each in PRINTED.values() if each.against == against)
+        printed = next(each for each in PRINTED_TABLES.values() if each.against == against)
         return np.array([[printed.cells[method][printed.layers.index(layer)][0]]])
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Models that count as one, such as the seeds of a recipe, with all that statements ask of."""
+    """Models that count as one, such as the seeds of a recipe, and their measurements."""
 
     models: Sequence[Model]
     runs: Runs
@@ -77,13 +77,13 @@ class Evidence:
                 lambda example: measure_entropy(example.scores["raw"][layer - 1])
             )
 
-        return {layer: measure(layer) for layer in range(1, TOP + 1)}
+        return {layer: measure(layer) for layer in range(1, TOP_LAYER + 1)}
 
     def spread(self, method: str) -> Floats:
         """[model, sentence]: how far CLS's top row is from even over the words."""
         return self.per_sentence(
             lambda example: float(
-                measure_spread(example.scores[method][TOP - 1], ~np.array(example.special))
+                measure_spread(example.scores[method][TOP_LAYER - 1], ~np.array(example.special))
             )
         )
 
@@ -150,20 +150,20 @@ def find_own(example: ScoredExample) -> int:
     return example.special.index(True)
 
 
-def fade_residual(evidence: Evidence) -> Parts:
+def fade_residual(evidence: Evidence) -> NamedParts:
     """CLS's share of its own row in the top layer, by that in layer 1."""
 
     def measure(method: str) -> Floats:
         def fade(example: ScoredExample) -> float:
             own = example.scores[method][:, find_own(example)]  # [layer]
-            return float(own[TOP - 1] / own[0])
+            return float(own[TOP_LAYER - 1] / own[0])
 
         return evidence.per_sentence(fade)
 
     return {method: measure(method) for method in ("rollout", "flow")}
 
 
-def compare_first_layers(evidence: Evidence) -> Parts:
+def compare_first_layers(evidence: Evidence) -> NamedParts:
     """The largest difference of rollout and flow in layer 1."""
     return {
         "": evidence.per_sentence(
@@ -174,7 +174,7 @@ def compare_first_layers(evidence: Evidence) -> Parts:
     }
 
 
-def compare_residual(evidence: Evidence) -> Parts:
+def compare_residual(evidence: Evidence) -> NamedParts:
     """The largest difference in layer 1 of rollout from raw attention, half of it CLS itself."""
 
     def differ(example: ScoredExample) -> float:
@@ -188,34 +188,35 @@ def compare_residual(evidence: Evidence) -> Parts:
 # ---- correlations --------------------------------------------------------------------------------
 
 
-def lead_of_first_layer(evidence: Correlations, against: str) -> Parts:
+def lead_of_first_layer(evidence: Correlations, against: str) -> NamedParts:
     """How much higher raw attention is in layer 1 than in each other."""
     first = evidence.correlate(against, "raw", 1)
     return {
         f"layer {layer}": first - evidence.correlate(against, "raw", layer)
-        for layer in range(2, TOP + 1)
+        for layer in range(2, TOP_LAYER + 1)
     }
 
 
-def lead_over_raw(evidence: Correlations, against: str) -> Parts:
+def lead_over_raw(evidence: Correlations, against: str) -> NamedParts:
     """How much higher rollout and flow are than raw attention in the top layer."""
-    raw = evidence.correlate(against, "raw", TOP)
+    raw = evidence.correlate(against, "raw", TOP_LAYER)
     return {
-        method: evidence.correlate(against, method, TOP) - raw for method in ("rollout", "flow")
+        method: evidence.correlate(against, method, TOP_LAYER) - raw
+        for method in ("rollout", "flow")
     }
 
 
-def lead_over_rollout(evidence: Correlations, against: str) -> Parts:
+def lead_over_rollout(evidence: Correlations, against: str) -> NamedParts:
     """How much higher flow is than rollout, on average over the layers above the first."""
     differences = [
         evidence.correlate(against, "flow", layer) - evidence.correlate(against, "rollout", layer)
-        for layer in range(2, TOP + 1)
+        for layer in range(2, TOP_LAYER + 1)
     ]
     mean: Floats = np.mean(differences, axis=0)
     return {"": mean}
 
 
-def climb(evidence: Correlations, method: str, start: int, end: int) -> Parts:
+def climb(evidence: Correlations, method: str, start: int, end: int) -> NamedParts:
     """How much higher a method is in one layer than in another, against blank-out."""
     return {
         "": evidence.correlate("blank_out", method, end)
@@ -226,7 +227,7 @@ def climb(evidence: Correlations, method: str, start: int, end: int) -> Parts:
 # ---- the paper's sentences -----------------------------------------------------------------------
 
 
-def check_labels(evidence: Evidence, expected: dict[str, str]) -> Parts:
+def check_labels(evidence: Evidence, expected: dict[str, str]) -> NamedParts:
     """[model, 1] per sentence: 1 where a model predicts what is expected, else 0."""
     return {
         text: np.array([[float(label == wanted)] for label in evidence.predictions(text)])
@@ -234,7 +235,7 @@ def check_labels(evidence: Evidence, expected: dict[str, str]) -> Parts:
     }
 
 
-def weigh_words(evidence: Evidence, text: str, words: Sequence[str]) -> Parts:
+def weigh_words(evidence: Evidence, text: str, words: Sequence[str]) -> NamedParts:
     """How prominent words are in the top rows of rollout and flow."""
     return {
         f"{word}, {method}": evidence.prominence(text, word, method)
@@ -255,8 +256,8 @@ class Statement:
     bound: float
     below: bool = False
     # either of models, or of correlations, those of the paper too
-    measure: Callable[[Evidence], Parts] | None = None
-    correlated: Callable[[Correlations], Parts] | None = None
+    measure: Callable[[Evidence], NamedParts] | None = None
+    correlated: Callable[[Correlations], NamedParts] | None = None
     labels: bool = False  # whether 1 means yes and 0 no
 
 
@@ -373,7 +374,7 @@ STATEMENTS = (
         "Rollout's correlation climbs with the layers (Table 1)",
         f"layer 6 above layer 1 by more than {CLIMB}, blank-out",
         CLIMB,
-        correlated=partial(climb, method="rollout", start=1, end=TOP),
+        correlated=partial(climb, method="rollout", start=1, end=TOP_LAYER),
     ),
     Statement(
         "Flow's has climbed by layer 3 (Table 1)",
@@ -385,6 +386,6 @@ STATEMENTS = (
         "Flow's stays there (Table 1)",
         f"layer 6 not below layer 3 by {CLIMB / 2} or more, blank-out",
         -CLIMB / 2,
-        correlated=partial(climb, method="flow", start=3, end=TOP),
+        correlated=partial(climb, method="flow", start=3, end=TOP_LAYER),
     ),
 )

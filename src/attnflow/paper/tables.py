@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from attnflow.analysis.evaluation import evaluate
-from attnflow.analysis.report import Report
+from attnflow.analysis.evaluate.evaluate import evaluate
+from attnflow.analysis.evaluate.report import Report
 from attnflow.core.arrays import Floats
-from attnflow.core.files import write_csv, write_file
-from attnflow.core.formatting import format_markdown
+from attnflow.core.io.files import write_csv, write_file
+from attnflow.core.io.formatting import format_markdown
 from attnflow.errors import OptionError
-from attnflow.models.loading import BUNDLED, load
-from attnflow.paper.printed import PRINTED, Cell, Printed
+from attnflow.models.load import BUNDLED, load
+from attnflow.paper.printed import PRINTED_TABLES, MeanAndDeviation, Printed
 from attnflow.paper.runs import (
     Mean,
     Runs,
@@ -26,7 +26,7 @@ from attnflow.paper.runs import (
     choose_sentences,
     evaluate_models,
     load_seeds,
-    measure_accuracy,
+    measure_verb_accuracy,
     summarise_runs,
 )
 
@@ -35,12 +35,12 @@ SENTIMENT = "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A method, or the difference of two, in a layer."""
 
     method: str
     layer: int
-    paper: Cell
+    paper: MeanAndDeviation
     with_special: Mean
     without_special: Mean
     examples: int
@@ -71,7 +71,7 @@ class PaperTable:
         return first - others[0] if others else first
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         """One row per method and layer, and per difference and layer."""
         rows = []
         for method in (*self.printed.cells, DIFFERENCE):
@@ -80,7 +80,7 @@ class PaperTable:
                 with_special, without = (
                     self.values(method, layer, special) for special in (True, False)
                 )
-                row = Row(
+                row = TableRow(
                     method,
                     layer,
                     paper[0] if len(paper) == 1 else (paper[0][0] - paper[1][0], float("nan")),
@@ -140,7 +140,7 @@ class PaperTable:
         return (
             f"{partial}Spearman's rank correlation with {', '.join(self.report.against)};"
             f" the paper: mean ± standard deviation over sentences; ours: mean and its 95 %"
-            f" interval, by bootstrap over {over}; query: {self.report.query};"
+            f" interval, by bootstrap over {over}; position: {self.report.position};"
             f" model: {self.runs.models};"
             f" sentences: {self.data}; undefined and so left out of the mean: {undefined} at most"
             f"{'' if count == 1 else f' of {count} x {examples}'}."
@@ -183,7 +183,7 @@ class PaperTable:
         return [write(ending) for ending in texts]
 
 
-def format_mean(mean: Mean | Cell) -> str:
+def format_mean(mean: Mean | MeanAndDeviation) -> str:
     """A cell of the table: ours with an interval, the paper's with a deviation if it has one."""
     if isinstance(mean, Mean):
         return str(mean)
@@ -204,10 +204,10 @@ def compute_verb_number_table(
 ) -> PaperTable:
     """Table 1 or 2: raw attention, rollout and flow of CLS in all layers.
 
-    The sentences are those of a side of the data, or of our grammar if there is no data. Several
+    The sentences come from one side of the data, or from the grammar without data. Several
     models, separated by commas, are the seeds of one recipe.
     """
-    printed = PRINTED[name]
+    printed = PRINTED_TABLES[name]
     against = choose_importance(printed.against, reduce)
     chosen, where = choose_sentences(
         data, printed.examples if limit is None else limit, seed=seed, side=side
@@ -215,7 +215,7 @@ def compute_verb_number_table(
     models = load_seeds(model, name)
     runs = evaluate_models(models, chosen, against)
     done = chosen[: runs.examples]
-    accuracies = ", ".join(f"{measure_accuracy(each, done):.3f}" for each in models)
+    accuracies = ", ".join(f"{measure_verb_accuracy(each, done):.3f}" for each in models)
     return PaperTable(
         printed, runs, f"{where}; accuracy {accuracies}", command or quote_command_line()
     )
@@ -227,7 +227,7 @@ def compute_sentiment_table(
     *,
     model: str = SENTIMENT,
     limit: int | None = None,
-    query: str = "max",
+    position: str = "max",
     reduce: str = "norm",
     command: str = "",
 ) -> PaperTable:
@@ -235,7 +235,7 @@ def compute_sentiment_table(
 
     By default it is the largest over query positions, as the authors took it.
     """
-    printed = PRINTED["table3"]
+    printed = PRINTED_TABLES["table3"]
     loaded = load(model)
     limit = printed.examples if limit is None else limit
     yardstick = choose_importance(printed.against, reduce)
@@ -250,7 +250,7 @@ def compute_sentiment_table(
         if len(loaded.encode(pair[0], truncation=True).ids) < (loaded.max_length or 10**9)
     ]
     report = evaluate(
-        loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, query=query
+        loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, position=position
     )
     return PaperTable(printed, Runs((report,)), data, command or quote_command_line())
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnflow.core.checks import is_integer
-from attnflow.core.files import dump_json, write_file
+from attnflow.core.io.files import dump_json, write_file
 from attnflow.errors import FileError, OptionError
-from attnflow.models.inputs import pad_ids
-from attnflow.models.verb_number import (
+from attnflow.models.bundled.verb_number import (
     LABELS,
     SPECIAL,
     VerbNumber,
@@ -23,17 +22,18 @@ from attnflow.models.verb_number import (
     Vocabulary,
     save_verb_number,
 )
+from attnflow.models.encoded import pad_ids
 from attnflow.paper.agreement import Sentence, read_agreement
 from attnflow.paper.augmentation import stream_sentences
 from attnflow.paper.cards import Tally, format_card, format_command
 from attnflow.paper.checkpoint import claim_folder, digest
 from attnflow.paper.nouns import Lexicon, build_lexicon
 from attnflow.paper.recipes import CAREFUL, Recipe
-from attnflow.paper.training import Notify, Optimiser, Task, train
+from attnflow.paper.training import Optimiser, TellLine, TrainingTask, run_training
 
-MIN_COUNT = 2  # of a word on the train side, to be in the vocabulary
-POOL_BATCHES = 40  # whose sentences are sorted by length together, so that little is padding
-MEASURED_SENTENCES = 256  # in a batch when nothing is learned
+MIN_COUNT = 2  # occurrences on the train side of a word in the vocabulary
+VERB_POOL = 40  # batches whose sentences are sorted by length together, to reduce padding
+VERB_EVALUATION_BATCH = 256  # sentences per batch without gradients
 MAX_SEED = 2**32
 
 Pool = list[list[tuple[list[int], int]]]  # batches of token ids with their label
@@ -57,20 +57,22 @@ def train_verb_number(
     seed: int = 0,
     size: VerbNumberConfig | None = None,
     resume: bool = False,
-    report: Notify | None = None,
+    report: TellLine | None = None,
 ) -> VerbNumberResult:
     """Train on the train side of the data, and write the model to `out`.
 
-    The weights are chosen by the dev side and measured once on the test side. size: another than
-    the paper's; the vocabulary is that of the data in any case.
+    The weights are chosen by the dev side and measured once on the test side. size: a
+    configuration other than the paper's; the vocabulary always comes from the data.
     """
     paths = list(data)
     check_seed(seed)
     sides = split_sides(read_agreement(paths))
-    claim_folder(out, resume)  # again in `train`; here it spares the rest
+    claim_folder(
+        out, resume
+    )  # repeated in `run_training`; checked here before the rest is computed
     vocabulary, lexicon = build_vocabulary(sides["train"]), build_lexicon(sides["train"])
     model = make_model(vocabulary, lexicon, recipe, seed, size)
-    task = make_task(model, vocabulary, lexicon, sides, recipe, seed)
+    task = make_verb_task(model, vocabulary, lexicon, sides, recipe, seed)
     tallies: dict[str, Tally] = {}
 
     def save(module: nn.Module) -> None:
@@ -82,7 +84,7 @@ def train_verb_number(
         write_file(out / "README.md", lambda file: file.write(card.encode()))
         save_verb_number(model, vocabulary, out)
 
-    outcome = train(task, out, seed=seed, resume=resume, save=save, report=report)
+    outcome = run_training(task, out, seed=seed, resume=resume, save=save, report=report)
     return VerbNumberResult(out, tallies, outcome.steps, outcome.seconds)
 
 
@@ -153,7 +155,7 @@ def share_embeddings(model: VerbNumber, vocabulary: Vocabulary, lexicon: Lexicon
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what is no seed; torch's are limited."""
+    """Refuse anything but a seed in the range of torch."""
     if not is_integer(seed) or not 0 <= seed < MAX_SEED:
         raise OptionError(f"seed must be a whole number from 0 to {MAX_SEED - 1}; got {seed!r}")
 
@@ -163,7 +165,7 @@ def check_seed(seed: int) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step learns from."""
+    """The input of one training step."""
 
     ids: Tensor  # [sentence, position]
     mask: Tensor  # [sentence, position]
@@ -190,13 +192,13 @@ class Batches:
 
     def __call__(self, step: int) -> Batch:
         """The batch of a step; all before it are drawn too, from the start for an earlier step."""
-        wanted = step // POOL_BATCHES
+        wanted = step // VERB_POOL
         if wanted < self.next - 1 or self.next == 0:
             self.pools, self.next = self.make_pools(), 0
         while self.next <= wanted:
             self.pool = next(self.pools)
             self.next += 1
-        rows = self.pool[step % POOL_BATCHES]
+        rows = self.pool[step % VERB_POOL]
         ids, mask = pad_ids(
             [[self.vocabulary.cls_token_id, *row] for row, _ in rows], self.vocabulary.pad_token_id
         )
@@ -219,7 +221,7 @@ class Batches:
         while True:
             drawn = [
                 (self.encode(sentence, chance), LABELS.index(sentence.label))
-                for sentence in islice(stream, size * POOL_BATCHES)
+                for sentence in islice(stream, size * VERB_POOL)
             ]
             drawn.sort(key=lambda row: len(row[0]))
             pool = [drawn[start : start + size] for start in range(0, len(drawn), size)]
@@ -239,14 +241,14 @@ class Batches:
         return self.vocabulary.ids_of(words[-max_words:])
 
 
-def make_task(
+def make_verb_task(
     model: VerbNumber,
     vocabulary: Vocabulary,
     lexicon: Lexicon,
     sides: Mapping[str, Sequence[Sentence]],
     recipe: Recipe,
     seed: int,
-) -> Task:
+) -> TrainingTask[Batch]:
     """What the training loop needs."""
 
     def measure() -> float:
@@ -255,7 +257,7 @@ def make_task(
         known = [tallies[name].accuracy for name in ("natural", "attractors") if name in tallies]
         return sum(known) / len(known)
 
-    return Task(
+    return TrainingTask(
         module=model,
         steps=recipe.steps,
         batch_at=Batches(sides["train"], vocabulary, lexicon, recipe, seed),
@@ -312,8 +314,8 @@ def count_right(
     rows = [[vocabulary.cls_token_id, *vocabulary.ids_of(sentence.words)] for sentence in sentences]
     order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
     right: dict[int, bool] = {}
-    for start in range(0, len(order), MEASURED_SENTENCES):
-        chosen = order[start : start + MEASURED_SENTENCES]
+    for start in range(0, len(order), VERB_EVALUATION_BATCH):
+        chosen = order[start : start + VERB_EVALUATION_BATCH]
         ids, mask = pad_ids([rows[place] for place in chosen], vocabulary.pad_token_id)
         with torch.no_grad():
             predicted = model(ids, mask).logits.argmax(dim=-1).tolist()

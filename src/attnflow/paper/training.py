@@ -1,6 +1,6 @@
 """One training loop for every model of the paper: measured, interruptible, resumed bit for bit.
 
-A recipe fills in a `Task` and calls `train`. The whole state of a run is in one checkpoint file,
+A recipe makes a `TrainingTask` and calls `run_training`. The whole state of a run is one file,
 so that a kill leaves the old one or the new one. It runs on the CPU, where sums have a fixed
 order: the same seed and number of threads give the same weights.
 """
@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from attnflow.core.files import write_file
+from attnflow.core.io.files import write_file
 from attnflow.errors import OptionError
 from attnflow.models.execution import evaluating
 from attnflow.paper.checkpoint import (
     LOG,
+    Facts,
     Tensors,
     add_line,
-    check_options,
+    check_resumed_options,
     claim_folder,
     compute_checksum,
     digest,
@@ -35,10 +36,11 @@ from attnflow.paper.checkpoint import (
 )
 from attnflow.paper.process import repeatable, stop_signal, training_bar
 
-# steps; the moving average is shorter at first, else it would hold on to the random start
+# steps; the moving average is shorter at first, or it would keep the random start
 AVERAGE_WARM_UP = 10
 
-Notify = Callable[[str], None]  # is given one line of text
+TellLine = Callable[[str], None]  # takes one line of text
+AnyBatch = TypeVar("AnyBatch")  # what a task learns from in one step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,8 @@ class Optimiser:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a recipe fills in.
+class TrainingTask(Generic[AnyBatch]):
+    """A training, described by a recipe.
 
     `batch_at` must depend on nothing but the step (and the recipe's own seed): then a resumed run
     needs no iterator's state. `measure` finds the module in eval mode, without gradients, and with
@@ -87,15 +89,15 @@ class Task:
 
     module: nn.Module
     steps: int  # planned; patience may end it sooner
-    batch_at: Callable[[int], Any]
-    loss: Callable[[Any], Tensor]  # a scalar
+    batch_at: Callable[[int], AnyBatch]
+    loss: Callable[[AnyBatch], Tensor]  # a scalar
     measure: Callable[[], float]  # accuracy on dev
     every: int  # steps between two measurements, each followed by a checkpoint
     optimiser: Optimiser
     scale: Callable[[str], float] = lambda name: 1.0  # of the learning rate, by a parameter's name
     average: float | None = None  # the decay of the moving average, for example 0.999
     patience: int | None = None  # measurements without improvement before it stops
-    # what else makes the run: sizes, `digest` of the data; as JSON
+    # further facts that identify the run, as JSON: sizes, `digest` of the data
     options: Mapping[str, object] = field(default_factory=dict)
     title: str = "training"  # the first line of the log
 
@@ -108,7 +110,7 @@ class Task:
         require("patience", self.patience, "1 or more", self.patience is None or self.patience >= 1)
 
     def fingerprint(self, seed: int) -> dict[str, object]:
-        """What must be the same for a checkpoint to be resumed, as JSON gives it back."""
+        """The facts that must match for a checkpoint to be resumed, as JSON returns them."""
         shapes = {
             name: [list(value.shape), str(value.dtype)]
             for name, value in list_weights(self.module).items()
@@ -141,14 +143,14 @@ class Outcome:
     seconds: float  # of all sittings
 
 
-def train(
-    task: Task,
+def run_training(
+    task: TrainingTask[AnyBatch],
     folder: str | os.PathLike[str],
     *,
     seed: int,
     resume: bool,
     save: Callable[[nn.Module], object],
-    report: Notify | None = None,
+    report: TellLine | None = None,
 ) -> Outcome:
     """Train, give the module with the best weights to `save`, and remove the checkpoint.
 
@@ -173,7 +175,7 @@ def train(
             show(run.step, loss, run.best_accuracy)
             if run.step % task.every == 0 or run.step == task.steps:
                 line = run.measure()
-                run.write(checkpoint)  # before the log, which so never is ahead of it
+                run.write(checkpoint)  # before the log, which is then never ahead of it
                 note(line)
             if stopped():
                 run.write(checkpoint)
@@ -188,13 +190,13 @@ def train(
     return Outcome(run.step, run.best_accuracy, run.seconds)
 
 
-class Run:
+class Run(Generic[AnyBatch]):
     """Where a training stands: weights, their moving average, the optimiser, the best so far.
 
     A checkpoint holds all of it.
     """
 
-    def __init__(self, task: Task, seed: int) -> None:
+    def __init__(self, task: TrainingTask[AnyBatch], seed: int) -> None:
         self.task = task
         self.fingerprint = task.fingerprint(seed)
         self.optimiser = make_adamw(task)
@@ -245,7 +247,7 @@ class Run:
         return value
 
     def move_average(self) -> None:
-        """Move each averaged weight a little towards the present one; copy what is no float."""
+        """Move each averaged weight a little towards the current one; copy integer buffers."""
         if self.task.average is None:
             return
         decay = min(self.task.average, (1 + self.step) / (AVERAGE_WARM_UP + self.step))
@@ -294,7 +296,7 @@ class Run:
             for name, value in values.items()
         }
         tensors["random"] = torch.get_rng_state()
-        facts = {
+        facts: Facts = {
             "fingerprint": self.fingerprint,
             "step": self.step,
             "best_accuracy": self.best_accuracy if self.best else None,  # JSON has no infinity
@@ -310,7 +312,7 @@ class Run:
     def restore(self, path: Path) -> None:
         """Return to where a checkpoint was written."""
         tensors, facts = read_checkpoint(path)
-        check_options(path, facts["fingerprint"], self.fingerprint)
+        check_resumed_options(path, facts["fingerprint"], self.fingerprint)
         load_weights(self.task.module, select_part(tensors, "now"))
         self.average, self.best = select_part(tensors, "average"), select_part(tensors, "best")
         slots: dict[int, Tensors] = {}
@@ -364,7 +366,7 @@ def holding(module: nn.Module, weights: Tensors) -> Iterator[None]:
         load_weights(module, own)
 
 
-def make_adamw(task: Task) -> torch.optim.Optimizer:
+def make_adamw(task: TrainingTask[AnyBatch]) -> torch.optim.Optimizer:
     """AdamW with one group per parameter, so that each has its own rate; only matrices decay."""
     full = task.optimiser.learning_rate
     decay = task.optimiser.weight_decay

@@ -25,18 +25,19 @@ DARK_AGAINST = (
 )
 # fmt: on
 
-# from Okabe and Ito's palette, told apart by every kind of eye; its yellow is lost on white paper
+# from Okabe and Ito's palette, distinct for every kind of colour vision, without its yellow, which
+# is too pale on white paper
 METHOD_COLOURS = {"raw": "#0072B2", "rollout": "#E69F00", "flow": "#009E73"}
 OTHER_COLOURS = ("#CC79A7", "#000000", "#56B4E9", "#D55E00")
-MARKED = "#D55E00"  # what a figure points at
+MARK_COLOUR = "#D55E00"  # what a figure points at
 
 Line = str | tuple[float, tuple[float, ...]]  # as matplotlib takes it: a name, or (offset, dashes)
-METHOD_LINES: dict[str, tuple[str, Line]] = {  # marker and line, for whoever sees no colour
+METHOD_LINES: dict[str, tuple[str, Line]] = {  # marker and line, distinct without colour
     "raw": ("o", "-"),
     "rollout": ("s", "--"),
     "flow": ("^", "-."),
 }
-# of different lengths, so that many methods pass before a pair comes again
+# lists of different lengths, so that a pair of marker and line recurs late
 OTHER_MARKERS = ("D", "v", "P", "X", "<", "*", ">")
 OTHER_LINES: tuple[Line, ...] = (
     ":",
@@ -74,7 +75,7 @@ def darken(colour: str) -> str:
 
 
 class Look(NamedTuple):
-    """What tells one method from another."""
+    """The look of a method: colour, marker and line."""
 
     colour: str
     marker: str

@@ -1,0 +1,1 @@
+"""Methods judged on examples."""

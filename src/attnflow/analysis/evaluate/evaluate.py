@@ -1,0 +1,349 @@
+"""`evaluate`: does token attention rank tokens as their importance does?"""
+
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from attnflow.analysis.evaluate.examples import (
+    Example,
+    GivenExample,
+    read_example,
+    split_example,
+    take_examples,
+)
+from attnflow.analysis.evaluate.report import Report
+from attnflow.analysis.evaluate.sanity import Sanity, measure_sanity, read_seeds
+from attnflow.analysis.evaluate.scored_example import ScoredExample
+from attnflow.analysis.evaluate.scorers import Scorer, Scorers, read_scorers, run_scorer
+from attnflow.analysis.evaluate.yardsticks import Faithful, Subject, Yardsticks
+from attnflow.analysis.faithfulness.plausibility import read_rationales
+from attnflow.analysis.importance.importances import IMPORTANCES
+from attnflow.analysis.importance.watch import check_scorable
+from attnflow.analysis.job import GraphMaker, Job
+from attnflow.analysis.run import (
+    Case,
+    GraphMade,
+    ImportanceReady,
+    Predicted,
+    ResultReady,
+    describe_graphs,
+    reduce_positions,
+    run,
+)
+from attnflow.analysis.statistics import check_statistic
+from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_integers
+from attnflow.core.choices import Choices
+from attnflow.core.graph import AttentionGraph
+from attnflow.core.methods import METHODS
+from attnflow.core.provenance import Source
+from attnflow.errors import OptionError
+from attnflow.models.load import ModelLike, open_model
+from attnflow.models.model import Model
+from attnflow.models.predict import Prediction
+from attnflow.progress import progress_bar
+
+EXAMPLES_PER_STEP = 32  # examples that are computed between two steps of the progress bar
+
+
+def evaluate(
+    model: ModelLike,
+    examples: Iterable[GivenExample],
+    *,
+    methods: Choices = tuple(METHODS),
+    edges: Choices = "attention",
+    against: Choices = tuple(IMPORTANCES),
+    scorers: Scorers | None = None,
+    layers: Iterable[int] | int | None = None,
+    limit: int | None = None,
+    special_tokens: bool = False,
+    position: str | int = "focal",
+    graph: GraphMaker | None = None,
+    residual: float | None = None,
+    without: Sequence[int] = (),
+    workers: int = 1,
+    faithfulness: Choices | None = (),
+    replacement: object = None,
+    target_of: str = "probability",
+    rationales: Sequence[object] | None = None,
+    statistic: str = "spearman",
+    undefined: str = "drop",
+    sanity: bool | Sequence[int] = False,
+    query: str | int | None = None,
+) -> Report:
+    """How well methods rank the tokens of examples: by correlation with importance, and more.
+
+    One forward pass per example serves all methods. If interrupted by Ctrl-C, it returns the
+    report of the examples that are done.
+
+    Parameters
+    ----------
+    model
+        A `Model`, a name or folder as `load` takes it, or a Hugging Face model.
+    examples
+        Texts, or pairs (text, label); without a label the target of importance is what the model
+        predicts. A text may be another input that `Model.encode` takes, such as a chat.
+    methods
+        Names of methods, or {name: function} with user-defined methods; None stands for
+        attnflow's own of that name.
+    edges
+        What an edge of the graph weighs, one or several, as in `explain`; rows on edges other than
+        attention are named after both: "contribution rollout".
+    against
+        Names of importances, or {name: function}, called as f(model, inputs, target).
+    scorers
+        User-defined scores by name: one array per example (one number per token), or a function
+        of the text. They have no layers.
+    layers
+        The layers to score; all if None.
+    limit
+        The maximum number of examples.
+    special_tokens
+        Whether CLS, SEP and the like take part in the correlations.
+    position
+        Whose token attention is taken: "focal", the position that the prediction comes from;
+        "max" or "mean" over all positions; or a position.
+    graph
+        A function from an `Attention` to an `AttentionGraph`; `attention.graph()` if None.
+    residual
+        The weight of the residual connection, 0.5 if None.
+    without
+        Positions to take out of every graph, for instance a sink; they are not ranked.
+    workers
+        Threads for attention flow.
+    faithfulness
+        Names of metrics, or {name: function}, as in `faithfulness`; their columns stand beside the
+        correlations, with two more rows: a random order (the mean of 10 seeds), and the best order
+        found.
+    replacement
+        How tokens are taken away, as in `faithfulness`; or a list of replacements, each measured
+        by itself, so that `Report.agreement` can compare them.
+    target_of
+        The value that faithfulness watches: "probability", "log_probability" or "logit".
+    rationales
+        One per example: 1 for each token that annotators marked as the reason, else 0; gives the
+        columns of `plausibility`.
+    statistic
+        The rank correlation: "spearman", "kendall" (tau-b), or "dense", Spearman's of dense ranks,
+        as the authors of the paper compute it; it lifts methods that tie many tokens, as flow does.
+    undefined
+        Whether means leave out undefined correlations ("drop"), or count them as zero ("zero").
+        They are undefined where all scores are equal, so dropping them favours methods that tie
+        many tokens. The report always counts them. Undefined metrics are always left out.
+    sanity
+        Whether to also measure how far each ranking changes when the weights of a copy of the
+        model are randomised, layer by layer from the top: `report.sanity`. With a list of seeds,
+        they are drawn once for each.
+    query
+        The old name of `position`.
+
+    >>> from attnflow import load
+    >>> examples = [("the key to the cabinets", "singular")]
+    >>> evaluate(load("verb-number"), examples, methods=["rollout"], against=["blank_out"])
+    <Report: rollout against blank_out, 1 example>
+    """
+    if query is not None:
+        if position != "focal":
+            raise OptionError(f"query is the old name of position; got {query!r} and {position!r}")
+        warnings.warn(
+            "evaluate's query is now position; the old name works in this version only",
+            FutureWarning,
+            stacklevel=2,
+        )
+        position = query
+    chosen = take_examples(examples, limit)
+    check_statistic(statistic, undefined)
+    job = Job.read(
+        methods=methods,
+        edges=edges,
+        importance=against,
+        layers=read_all_layers(layers),
+        position=position,
+        graph=graph,
+        residual=residual,
+        without=without,
+        workers=workers,
+        faithfulness=faithfulness,
+        replacement=replacement,
+        target_of=target_of,
+    )
+    seeds = read_seeds(sanity)
+    if seeds and not job.methods:
+        raise OptionError("sanity ranks by methods on randomised weights; got scorers alone")
+    model = open_model(model)
+    yardsticks = Yardsticks.read(model, job.faithfulness, job.replacement)
+    evaluation = Evaluation(model, job, read_scorers(scorers, len(chosen)), yardsticks)
+    evaluation.check(has_rationales=rationales is not None)
+    asked = [  # all of them are checked before anything is computed
+        read_example(model, number, *split_example(example))
+        for number, example in enumerate(chosen)
+    ]
+    marks = read_rationales(rationales, [len(example.encoded.tokens) for example in asked])
+    done: list[ScoredExample] = []
+    tested: Sanity | None = None
+    with progress_bar("evaluating") as tick:
+        try:
+            for start in range(0, len(asked), EXAMPLES_PER_STEP):
+                done += evaluation.score(asked[start : start + EXAMPLES_PER_STEP])
+                tick(len(done), len(asked))
+            if seeds:
+                tested = measure_sanity(evaluation, done, asked, seeds, special_tokens)
+        except KeyboardInterrupt:
+            if not done:
+                raise
+    if marks is not None:
+        done = [replace(each, rationale=mark) for each, mark in zip(done, marks, strict=False)]
+    return Report(
+        model=model.name,
+        methods=(*evaluation.method_names, *evaluation.scorers),
+        against=tuple(job.importance or ()),
+        layers=evaluation.layers,
+        examples=tuple(done),
+        special_tokens=special_tokens,
+        position=str(job.position),
+        asked=len(asked),
+        seconds=evaluation.seconds,
+        scorers=tuple(evaluation.scorers),
+        source=evaluation.source,
+        statistic=statistic,
+        undefined=undefined,
+        faithfulness=tuple(job.faithfulness.metrics) if job.faithfulness else (),
+        replacements=yardsticks.names if yardsticks else (),
+        target_of=target_of.replace("-", "_"),
+        sanity=tested,
+    )
+
+
+def read_all_layers(layers: Iterable[int] | int | None) -> list[int] | None:
+    """The layers of every method; a corpus alone has layers by method."""
+    return None if layers is None else check_integers(layers, "layers")
+
+
+@dataclass
+class Observed:
+    """What became known of one example."""
+
+    prediction: Prediction | None = None
+    position: int = 0
+    removed: tuple[int, ...] = ()
+    scores: dict[str, Floats] = field(default_factory=dict)  # [layer, token]
+    importance: dict[str, Floats] = field(default_factory=dict)  # [token]
+
+
+@dataclass
+class Evaluation:
+    """The scores to compute of every example, and the time that each part took."""
+
+    model: Model
+    job: Job
+    scorers: dict[str, Scorer]
+    yardsticks: Yardsticks | None = None
+    layers: tuple[int, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    source: Source | None = None
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The names of all methods, on each kind of edges."""
+        return tuple(choice.name for choice in self.job.plan(self.model).choices)
+
+    def check(self, *, has_rationales: bool) -> None:
+        """Refuse an evaluation without methods, or without a yardstick."""
+        against = self.job.importance or {}
+        for name in against:
+            check_scorable(self.model, name)
+        names = [*self.method_names, *self.scorers]
+        if not names:
+            raise OptionError(f"at least one method is needed; choose from {', '.join(METHODS)}")
+        if not (against or self.yardsticks or has_rationales):
+            known = ", ".join(IMPORTANCES)
+            raise OptionError(f"at least one importance is needed; choose from {known}")
+        for name in names:
+            if names.count(name) > 1:
+                raise OptionError(f"names of methods must be unique; got {name!r} twice")
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time of a block to that of a part."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.count(part, time.perf_counter() - start)
+
+    def count(self, part: str, seconds: float) -> None:
+        """Add to the time of a part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
+    def score(self, examples: Sequence[Example]) -> list[ScoredExample]:
+        """All scores of a few examples."""
+        found = self.observe(examples)
+        for name, scorer in self.scorers.items():
+            with self.timed(name):
+                for example, seen in zip(examples, found, strict=True):
+                    seen.scores[name] = run_scorer(name, scorer, example)[None]
+        measured = self.measure(examples, found)
+        return [
+            ScoredExample(
+                example.encoded.text if example.encoded.messages else example.text,
+                str(example.label) if seen.prediction is None else seen.prediction.target.label,
+                example.encoded.tokens,
+                example.encoded.special,
+                seen.scores,
+                seen.importance,
+                seen.removed,
+                faithful,
+                target=None if seen.prediction is None else seen.prediction.target.number,
+            )
+            for example, seen, faithful in zip(examples, found, measured, strict=True)
+        ]
+
+    def observe(self, examples: Sequence[Example]) -> list[Observed]:
+        """The prediction, results and importances of each example, from one run of the model."""
+        found = [Observed() for _ in examples]
+        if not (self.method_names or self.job.importance or self.yardsticks):
+            return found
+        graphs: dict[str, AttentionGraph] = {}
+        cases = [Case(example.text, example.encoded, example.target) for example in examples]
+        for event in run(self.model, cases, self.job):
+            seen = found[event.number]
+            match event:
+                case Predicted():
+                    seen.prediction, seen.position = event.prediction, event.position
+                    self.count("capture", event.seconds)
+                case GraphMade():
+                    seen.removed = seen.removed or event.graph.removed
+                    if event.number == 0:
+                        graphs[event.edges] = event.graph
+                case ResultReady():
+                    result = event.run.result
+                    seen.scores[event.run.name] = reduce_positions(result.values, self.job.position)
+                    self.layers = self.layers or tuple(result.layers)
+                    self.count(event.run.name, event.seconds)
+                case ImportanceReady():
+                    seen.importance[event.name] = np.asarray(event.importance)
+                    self.count(event.name, event.seconds)
+        self.source = self.source or describe_graphs(graphs)
+        return found
+
+    def measure(
+        self, examples: Sequence[Example], found: Sequence[Observed]
+    ) -> list[tuple[Faithful, ...]]:
+        """The faithfulness of all scores of each example; empty without metrics."""
+        if self.yardsticks is None:
+            return [()] * len(examples)
+        subjects = []
+        for example, seen in zip(examples, found, strict=True):
+            if seen.prediction is None:
+                raise OptionError("faithfulness requires a model that predicts")
+            place = self.model.logit_position(example.encoded, seen.position)
+            target, asked = seen.prediction.target.number, self.job.asked_position
+            subjects.append(Subject(example.encoded, place, asked, target, seen.removed))
+        with self.timed("faithfulness"):
+            names = found[0].scores
+            scores = {name: [seen.scores[name] for seen in found] for name in names}
+            return self.yardsticks.measure(subjects, scores)

@@ -1,0 +1,1 @@
+"""One input explained, and two explanations compared."""

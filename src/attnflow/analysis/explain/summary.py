@@ -1,0 +1,335 @@
+"""Summaries in a sentence or two: the prediction, what was read, and what to distrust.
+
+Shares are computed without sinks, special tokens and the explained position, which hold much the
+same share in every text.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnflow.analysis.importance.importance import Importance
+from attnflow.analysis.statistics import spearman
+from attnflow.core.arrays import Floats
+from attnflow.core.evenness import EVEN, WORTH_A_WARNING, find_even_spread
+from attnflow.core.groups import Group
+from attnflow.core.results import TokenAttention, measure_spread
+from attnflow.core.sinks import BoolArray, Sink
+from attnflow.core.text import PATCH_NAME, number_marked, show_token
+
+if TYPE_CHECKING:
+    from attnflow.analysis.explain.explanation import Explanation
+    from attnflow.analysis.generate.generation import Generation
+
+NAMED_WORDS = 3  # the maximum number of words that are named ...
+NEARLY = 0.5  # ... each with at least this part of the first one's share
+NOTHING = 0.005  # smaller changes of probability are reported as none
+LITTLE_SHARE = 0.1  # a smaller rest of a row is reported
+DOUBTFUL = 0.3  # a smaller rank correlation with blank-out is reported as a doubt
+WORD_WIDTH = 40  # the maximum number of characters of a word
+SPECIAL_WORD = re.compile(r"\[[A-Z]+\]|<\S+>")
+
+
+# ---- facts --------------------------------------------------------------------------------------
+
+
+def find_unnamed(explanation: "Explanation") -> set[int]:
+    """The positions of sinks and special tokens."""
+    marked = {position for position, special in enumerate(explanation.special) if special}
+    return marked | {sink.position for sink in explanation.sinks}
+
+
+def find_asides(explanation: "Explanation") -> tuple[int, ...]:
+    """The positions that sentences leave out: sinks, special tokens and the explained one."""
+    return tuple(sorted(find_unnamed(explanation) | {explanation.position}))
+
+
+def measure_agreement(explanation: "Explanation") -> dict[str, float]:
+    """By result, the rank correlation of its row with blank-out, where it is defined."""
+    if "blank_out" not in explanation.importance:
+        return {}
+    kept = np.ones(len(explanation.tokens), bool)
+    kept[list(find_asides(explanation))] = False
+    importance = np.abs(explanation.importance["blank_out"].values[kept])
+    agreement = {}
+    for name, result in explanation.results.items():
+        row = result.at(explanation.position)
+        if len(row) == len(kept):
+            agreement[name] = float(spearman(row[kept][None], importance)[0])
+    return {name: value for name, value in agreement.items() if not np.isnan(value)}
+
+
+def find_even(explanation: "Explanation") -> dict[str, float]:
+    """By result, the spread of its row where that is even over the tokens that are compared."""
+    asides = find_asides(explanation)
+    even = {}
+    for name, result in explanation.results.items():
+        row = result.select(explanation.position)
+        spread = find_even_spread(row.compared_with("even", exclude=asides))
+        if spread is not None:
+            even[name] = spread
+    return even
+
+
+# ---- an explanation -----------------------------------------------------------------------------
+
+
+def summarise_explanation(explanation: "Explanation") -> str:
+    """One sentence on an explanation, as `Explanation.summary` gives it."""
+    answer, doubts = phrase_explanation(explanation)
+    return " ".join([*answer, *doubts])
+
+
+def phrase_explanation(explanation: "Explanation") -> tuple[list[str], list[str]]:
+    """Sentences on the prediction and what was read; and sentences on what to distrust."""
+    even = explanation.even
+    informative = [name for name in explanation.results if name not in even]
+    first = explanation.first if explanation.first in informative else next(iter(informative), "")
+    answer: list[str] = []
+    doubts: list[str] = []
+    if explanation.prediction is not None:
+        label, probability = explanation.prediction
+        answer.append(f"{quote_text(show_token(label))} {probability:.2f}.")
+    if first:
+        answer += phrase_reading(explanation, first)
+    if even:
+        says = "say" if len(even) > 1 else "says"
+        doubts.append(f"{begin(join_names(list(even)))} {says} nothing here.")
+    ranked = len(explanation.tokens) - len(find_asides(explanation))
+    if first in explanation.agreement and ranked >= WORTH_A_WARNING[1]:
+        value = explanation.agreement[first]
+        doubt = ": distrust it" if value < DOUBTFUL else ""
+        doubts.append(f"On this text {first} ranks tokens like blank-out at {value:.2f}{doubt}.")
+    return answer, doubts
+
+
+def phrase_reading(explanation: "Explanation", name: str) -> Iterator[str]:
+    """What the explained position read by one result, and what blanking that out costs."""
+    words = explanation.results[name].words
+    by_word = words is not None and any(word is not None for word in words)
+    row = explanation.row(name, by_word=by_word)
+    compared = row.compared_with("even", exclude=find_asides(explanation))
+    shares = compared.shares[0, 0]
+    if not shares.any():
+        return
+    names = name_keys(explanation, row)
+    named = choose_named(shares)
+    strongest = [phrase_share(names, shares, key, row) for key in named]
+    unit = name_unit(explanation, row)
+    read = phrase_read(names, shares, compared.expected[0, 0] > 0, strongest, unit)
+    by = "" if name == explanation.first else f"by {name} "
+    who = "it" if explanation.prediction is not None else f"position {explanation.position}"
+    cost = phrase_cost(explanation, row, names, named[0])
+    aside = phrase_asides(explanation.special, explanation.sinks, explanation.position)
+    yield f"{begin(f'{by}{who}')} {read}{aside}{cost}."
+    at_sinks = row.compared_with("even", exclude=[sink.position for sink in explanation.sinks])
+    left = 1 - float(at_sinks.excluded_share[0, 0])
+    if left < LITTLE_SHARE:
+        yield f"Only {format_percent(left)} of {name} lies there."
+
+
+def phrase_cost(
+    explanation: "Explanation", row: TokenAttention, names: Sequence[str], top: int
+) -> str:
+    """What blanking out a key costs, and which key costs most; empty if unknown."""
+    importance = explanation.importance if row.groups is None else explanation.word_importance
+    scored = importance.get("blank_out")
+    if scored is None:
+        return ""
+    blanked = dict(zip(list_key_positions(scored), scored.values.tolist(), strict=True))
+    holding = list_key_positions(row)
+    costs = {key: blanked[held] for key, held in enumerate(holding) if held in blanked}
+    if top not in costs:
+        return ""
+    target = ""
+    if explanation.prediction is not None and scored.target != explanation.prediction[0]:
+        target = f"{show_token(scored.target)} "
+    cost = costs[top]
+    verb = f"costs {target}{cost:.2f}" if cost > 0 else f"adds {target}{-cost:.2f}"
+    verb = verb if abs(cost) >= NOTHING else "costs nothing"
+    unnamed = find_unnamed(explanation)
+    others = [key for key in costs if not unnamed.intersection(holding[key])]
+    most = max(others, key=lambda key: costs[key], default=top)
+    also = ""
+    if most != top and costs[most] >= max(NOTHING, cost):
+        also = f", {names[most]} costs most, {costs[most]:.2f}"
+    return f"; blanking {names[top]} {verb}{also}"
+
+
+def name_keys(explanation: "Explanation", row: TokenAttention) -> list[str]:
+    """The names of the keys of a row in a sentence."""
+    captured = explanation.captured
+    if captured is not None and captured.grid is not None:
+        found = [PATCH_NAME.fullmatch(token) for token in row.tokens]
+        return [
+            "the patch in row {}, column {}".format(*match.groups()) if match else show_token(token)
+            for token, match in zip(row.tokens, found, strict=True)
+        ]
+    if explanation.graph is not None and explanation.graph.tokens is None:
+        return [f"position {token}" for token in row.tokens]
+    return [name_word(token) for token in row.tokens]
+
+
+def name_unit(explanation: "Explanation", row: TokenAttention) -> str:
+    """The noun for the keys of a row, in the plural."""
+    if explanation.captured is not None and explanation.captured.grid is not None:
+        return "patches"
+    return "words" if row.groups is not None else "tokens"
+
+
+def phrase_share(names: Sequence[str], shares: Floats, key: int, row: TokenAttention) -> str:
+    """A key with its share in percent; with its position if another key has the same name."""
+    where = f"position {list_key_positions(row)[key][0]}, " if names.count(names[key]) > 1 else ""
+    return f"{names[key]} ({where}{format_percent(shares[key])})"
+
+
+def list_key_positions(row: TokenAttention | Importance) -> list[tuple[int, ...]]:
+    """The positions of every key."""
+    if row.groups is None:
+        return [(key,) for key in range(len(row.tokens))]
+    return [group.positions for group in row.groups]
+
+
+# ---- a generation -------------------------------------------------------------------------------
+
+
+def summarise_generation(generation: "Generation") -> str:
+    """One sentence on a generation, as `Generation.summary` gives it."""
+    several = len(generation.tokens) > 1
+    subject = quote_text(show_token(generation.tokens[0]))
+    if several:
+        subject = f"{len(generation.tokens)} tokens with a mean probability of"
+    sentences = [f"{subject} {float(np.mean(generation.probabilities)):.2f}."]
+    result = generation.first_result
+    asides = [place for place, token in enumerate(result.prompt) if token in generation.special]
+    asides += [sink.position for sink in generation.sinks if sink.position < generation.size]
+    words = list_marked_words(result.prompt, asides)
+    if not words:
+        return sentences[0]
+    compared = result.compared_with("others" if several else "even", exclude=asides)
+    by_word = compared.grouped(words)
+    shares = by_word.shares[-1].mean(axis=0)  # [word]
+    if not shares.any():
+        return sentences[0]
+    names = [name_word(word.name) for word in words]
+    strongest = [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
+    read = phrase_read(names, shares, np.ones(len(words), bool), strongest, "words")
+    special = [token in generation.special for token in result.prompt]
+    aside = phrase_asides(special, generation.sinks)
+    who = "They" if several else "It"
+    sentences.append(f"{who} {read} of the prompt{aside}.")
+    if several:
+        above = by_word.difference[-1]  # [generated, word]
+        token, word = np.unravel_index(int(above.argmax()), above.shape)
+        standing = quote_text(show_token(generation.tokens[token]))
+        here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
+        both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
+        sentences.append(f"{standing} stands out: {names[word]} has {both}.")
+    left = 1 - float(compared.excluded_share[-1].mean())
+    if left < LITTLE_SHARE:
+        sentences.append(
+            f"Only {format_percent(left)} of {result.method} on the prompt lies there."
+        )
+    return " ".join(sentences)
+
+
+def list_marked_words(tokens: Sequence[str], without: Sequence[int]) -> list[Group]:
+    """The words of tokens by the marks of their tokenizer, without those that hold a position."""
+    words: dict[int, list[int]] = {}
+    for place, number in enumerate(number_marked(tokens)):
+        words.setdefault(number, []).append(place)
+    kept = [places for places in words.values() if not set(places).intersection(without)]
+    return [
+        Group("".join(show_token(tokens[at]) for at in places), tuple(places)) for places in kept
+    ]
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def choose_named(shares: Floats) -> list[int]:
+    """The keys to name: the strongest, and those that come near it."""
+    order = np.argsort(-shares, kind="stable")[:NAMED_WORDS]
+    return [int(key) for key in order if shares[key] >= NEARLY * shares[order[0]]]
+
+
+def phrase_read(
+    names: Sequence[str], shares: Floats, counts: BoolArray, strongest: Sequence[str], unit: str
+) -> str:
+    """What was read, by the shares of the keys that count: "mostly" only if it was not even.
+
+    strongest: the keys to name, with their shares.
+    """
+    if counts.sum() == 1:
+        return f"read only {names[int(counts.argmax())]}"
+    if float(measure_spread(shares, counts)) < EVEN:
+        return f"read all {counts.sum()} {unit} alike"
+    return f"read mostly {join_names(strongest)}"
+
+
+def phrase_asides(
+    special: Sequence[bool], sinks: Sequence[Sink], position: int | None = None
+) -> str:
+    """Which tokens the shares leave out; empty if none.
+
+    position: the explained one, if it is left out.
+
+    >>> phrase_asides([True, False], [Sink(1, ".", 0.5)])
+    ', special tokens and sinks aside'
+    """
+    marked = {at for at, is_special in enumerate(special) if is_special}
+    taking = {sink.position for sink in sinks if sink.position < len(special)} - marked
+    own = set() if position is None else {position} - marked - taking
+    kinds = {"special tokens": marked, "sinks": taking, "itself": own}
+    named = [kind for kind, held in kinds.items() if held]
+    return f", {join_names(named)} aside" if named else ""
+
+
+def name_word(word: str) -> str:
+    """A word inside a sentence: without marks around it, and quoted if it is no plain word.
+
+    >>> name_word("(key),"), name_word("[UNK]的[UNK]")
+    ('key', '“[UNK]的[UNK]”')
+    """
+    shown = show_token(word)
+    # a backslash begins an escape, and brackets belong to [UNK]
+    inner = (
+        shown if SPECIAL_WORD.search(shown) else re.sub(r"^[^\w\\]+|[^\w]+$", "", shown) or shown
+    )
+    inner = inner if len(inner) <= WORD_WIDTH else f"{inner[: WORD_WIDTH - 1]}…"
+    return quote_text(inner)
+
+
+def quote_text(text: str) -> str:
+    """A text in quotation marks, unless it begins and ends like a word."""
+    plain = text and all(place.isalnum() for place in (text[0], text[-1]))
+    return text if plain else f"“{text}”"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """a; a and b; a, b and c.
+
+    >>> join_names(["raw", "rollout", "flow"])
+    'raw, rollout and flow'
+    """
+    *rest, last = names
+    return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def begin(text: str) -> str:
+    """A text with a capital letter first."""
+    return text[:1].upper() + text[1:]
+
+
+def format_percent(share: float) -> str:
+    """A share in percent.
+
+    >>> format_percent(0.284), format_percent(0.0004), format_percent(1e-7)
+    ('28 %', '0.04 %', '0.00001 %')
+    """
+    if share >= 0.01 or share <= 0:
+        return f"{100 * share:.0f} %"
+    digits = 1 - int(np.floor(np.log10(100 * share)))
+    return f"{100 * share:.{max(digits - 1, 1)}f} %"

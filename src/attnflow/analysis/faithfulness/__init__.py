@@ -1,0 +1,1 @@
+"""Whether predictions change as scores say."""

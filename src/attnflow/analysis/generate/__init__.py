@@ -1,0 +1,1 @@
+"""Generated tokens and what they read."""

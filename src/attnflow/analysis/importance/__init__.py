@@ -1,0 +1,1 @@
+"""How much a prediction depends on each token."""

@@ -1,0 +1,1 @@
+"""The data of the interactive pages, computed before they are drawn."""

@@ -1,0 +1,1 @@
+"""Exact maximum flow through a layered graph."""

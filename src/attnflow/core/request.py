@@ -1,0 +1,246 @@
+"""`Request`: a validated call of a method on a graph, and the result that it makes of values."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from attnflow.core.arrays import Floats
+from attnflow.core.attention import Attention
+from attnflow.core.checks import check_integers, check_position, check_positions
+from attnflow.core.graph import AttentionGraph
+from attnflow.core.groups import (
+    Group,
+    Groups,
+    check_group,
+    is_several,
+    read_groups,
+    refuse_removed,
+    sum_groups,
+)
+from attnflow.core.results import TokenAttention
+from attnflow.errors import OptionError
+
+# an array, or a list of per-layer arrays, stands for its Attention
+Weights = Attention | AttentionGraph | npt.ArrayLike
+Codes = npt.NDArray[np.int8]
+NORMALIZATIONS = ("sum", "receptive_field", None)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A validated call of a method on a graph.
+
+    Parameters
+    ----------
+    graph
+        The graph that the method runs on.
+    method
+        The name of the method.
+    layers, positions
+        The rows to compute; positions count from 0.
+    bottom
+        The layer that the keys are positions of.
+    normalize
+        One of `NORMALIZATIONS`.
+    groups
+        Positions to take together as one key; None for single positions.
+    """
+
+    graph: AttentionGraph
+    method: str
+    layers: tuple[int, ...]
+    positions: tuple[int, ...]
+    bottom: int
+    normalize: str | None
+    groups: tuple[Group, ...] | None
+
+    @classmethod
+    def read(
+        cls,
+        attention: Weights,
+        method: str,
+        layers: Iterable[int] | int | None,
+        positions: Iterable[int] | int | None,
+        bottom: int,
+        normalize: str | None,
+        groups: Groups | None,
+        *,
+        every_layer: bool,
+    ) -> "Request":
+        """Check the options of a call.
+
+        Parameters
+        ----------
+        attention
+            A graph, or weights, which stand for their default graph.
+        method
+            The name of the method.
+        layers, positions, bottom, normalize, groups
+            As the method takes them.
+        every_layer
+            Whether layers=None means all layers above `bottom`, or the top one.
+        """
+        graph = read_graph(attention)
+        (bottom,) = check_integers([bottom], "bottom")
+        if not 0 <= bottom < graph.depth:
+            raise OptionError(
+                f"bottom must be from 0 to {graph.depth - 1}; got {bottom}"
+                f" (this graph has layers 0..{graph.depth})",
+                options=["bottom"],
+            )
+        if layers is None:
+            layers = range(bottom + 1, graph.depth + 1) if every_layer else [graph.depth]
+        tops = check_layers(layers, graph.depth)
+        if bottom >= min(tops):
+            raise OptionError(
+                f"bottom must be below every layer asked for; got bottom={bottom},"
+                f" layers={list(tops)} (this graph has layers 0..{graph.depth})",
+                options=["bottom"],
+            )
+        asked = graph.kept if positions is None else positions
+        rows = check_query_positions(asked, graph.size, graph.removed)
+        check_normalize(normalize)
+        if normalize == "receptive_field" and graph.layer_names is not None:
+            raise OptionError(
+                "normalize='receptive_field' is not defined for encoder-decoder graphs;"
+                " choose 'sum' or None"
+            )
+        together = None
+        if groups is not None:
+            together = read_groups(
+                groups,
+                graph.size,
+                tokens=graph.tokens,
+                words=graph.words,
+                removed=graph.removed,
+            )
+        return cls(graph, method, tops, rows, bottom, normalize, together)
+
+    def sum_groups(self, values: Floats) -> Floats:
+        """values [..., key] summed over the groups, or as they are."""
+        return values if self.groups is None else sum_groups(values, self.groups)
+
+    def answer(
+        self,
+        compute: Callable[[AttentionGraph], Floats],
+        find_limits: Callable[[Floats], Codes] | None = None,
+        *,
+        one_layer: bool = False,
+    ) -> TokenAttention:
+        """Compute values [layer, query, key], normalise them, and name them.
+
+        Parameters
+        ----------
+        compute
+            Returns the values of a graph: of `graph` itself, and with
+            normalize="receptive_field" also of its uniform counterpart.
+        find_limits
+            Returns what limits the values, before they are normalised, as indices into `LIMITS`.
+        one_layer
+            Whether keys are positions of the layer below each layer, not of `bottom`.
+        """
+        values = compute(self.graph)
+        limits = None if find_limits is None else find_limits(values)
+        if self.normalize is not None:
+            relative = self.normalize == "receptive_field"
+            normalise_rows(values, compute(self.graph.uniform()) if relative else None)
+        tokens = name_positions(self.graph)
+        return TokenAttention(
+            values=values,
+            method=self.method,
+            layers=self.layers,
+            positions=self.positions,
+            bottom=None if one_layer else self.bottom,
+            tokens=tokens if self.groups is None else tuple(group.name for group in self.groups),
+            queries=tuple(tokens[position] for position in self.positions),
+            causal=self.graph.causal,
+            normalize=self.normalize,
+            words=self.graph.words if self.groups is None else None,
+            groups=self.groups,
+            limits=limits,
+            window=self.graph.window,
+            removed=self.graph.removed,
+            size=self.graph.size,
+            edges=self.graph.edge_name,
+            source=self.graph.source.by_method(self.method),
+        )
+
+
+# ---- checks, also of rows of long inputs (rows/request.py) ---------------------------------------
+
+
+def check_layers(layers: object, depth: int | None) -> tuple[int, ...]:
+    """Check layers: at least one, from 1 to depth. depth: None if it is not known yet."""
+    asked = tuple(check_integers(layers, "layers"))
+    if not asked:
+        raise OptionError("at least one layer must be asked for; got none")
+    most = max(asked) if depth is None else depth
+    for layer in asked:
+        if not 1 <= layer <= most:
+            raise OptionError(f"layers must be from 1 to {most}; got {layer}")
+    return asked
+
+
+def check_query_positions(positions: object, size: int, removed: Sequence[int]) -> tuple[int, ...]:
+    """Positions from 0: at least one, none of them removed."""
+    asked = check_positions(positions, size)
+    if not asked:
+        raise OptionError("at least one position must be asked for; got none")
+    refuse_removed(asked, size, removed)
+    return asked
+
+
+def check_normalize(normalize: object, known: Sequence[str | None] = NORMALIZATIONS) -> None:
+    """Refuse an unknown option `normalize`."""
+    if not isinstance(normalize, str | None) or normalize not in known:
+        *names, last = [repr(name) for name in known]
+        raise OptionError(
+            f"unknown normalize {normalize!r}; choose from {', '.join(names)} or {last}"
+        )
+
+
+def normalise_rows(values: Floats, field: Floats | None = None) -> None:
+    """Let rows [..., key] sum to 1, in place; a row of zeros stays.
+
+    field: values of uniform attention to divide by first, 0/0 being 0.
+    """
+    if field is not None:
+        np.divide(values, field, out=values, where=field > 0)
+    sums = values.sum(axis=-1, keepdims=True)
+    np.divide(values, sums, out=values, where=sums > 0)
+
+
+# ---- graphs and their nodes ----------------------------------------------------------------------
+
+
+def read_graph(attention: Weights) -> AttentionGraph:
+    """The graph itself, or the default graph of attention weights."""
+    if isinstance(attention, AttentionGraph):
+        return attention
+    return (attention if isinstance(attention, Attention) else Attention(attention)).graph()
+
+
+def read_node(
+    graph: AttentionGraph, node: object, what: str, *, several: bool = False
+) -> tuple[int, tuple[int, ...]]:
+    """The layer of a node (layer, position) of a graph, and its position or positions."""
+    if not isinstance(node, Sequence | np.ndarray) or len(node) != 2 or isinstance(node, str):
+        raise OptionError(f"{what} must be a pair (layer, position); got {node!r}")
+    layer_given, position = node
+    if is_several(position) and not several:
+        raise OptionError(f"the position of {what} must be one; got {position!r}")
+    (layer,) = check_integers([layer_given], what)
+    if not 0 <= layer <= graph.depth:
+        raise OptionError(f"the layer of {what} must be from 0 to {graph.depth}; got {layer}")
+    if is_several(position):
+        return layer, check_group(position, graph.size, graph.removed, f"the positions of {what}")
+    place = check_position(position, graph.size, f"the position of {what}")
+    refuse_removed([place], graph.size, graph.removed)
+    return layer, (place,)
+
+
+def name_positions(graph: AttentionGraph) -> tuple[str, ...]:
+    """The tokens, or the numbers of the positions if they have no names."""
+    return tuple(map(str, range(graph.size))) if graph.tokens is None else graph.tokens

@@ -1,0 +1,20 @@
+"""`gradient`: attention that the target depends on (Chefer, Gur and Wolf 2021).
+
+A_bar is the mean over heads of the positive part of W times its gradient; the graph is I + A_bar,
+not normalised, and its rollout is the relevance of Chefer et al.
+"""
+
+from typing import TYPE_CHECKING
+
+from attnflow.capturing.mix import LayerMix
+from attnflow.errors import CaptureError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def weigh_gradient(mix: LayerMix) -> "torch.Tensor":
+    """[head, query, key]: the positive part of each weight times its gradient."""
+    if mix.gradient is None:
+        raise CaptureError(f"the gradient of {mix.name} was not computed: give backward='plain'")
+    return (mix.attention * mix.gradient).clamp_(min=0.0)

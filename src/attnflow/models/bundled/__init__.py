@@ -1,0 +1,1 @@
+"""The model that ships with attnflow."""

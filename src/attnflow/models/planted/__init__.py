@@ -1,0 +1,1 @@
+"""Models whose answers are known by construction."""

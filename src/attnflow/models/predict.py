@@ -1,0 +1,139 @@
+"""Predictions of a model, and the classes or tokens that they are about."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING
+
+from attnflow.errors import OptionError
+from attnflow.models.families import LANGUAGE
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnflow.models.model import Model
+
+
+@dataclass(frozen=True)
+class Target:
+    """A class (for language models: a token) that is watched, with its probability."""
+
+    number: int
+    label: str
+    probability: float
+
+
+class Prediction(tuple[str, float]):
+    """The prediction of a model: a pair (label, probability), and the class that is watched.
+
+    Parameters
+    ----------
+    label, probability
+        Of the most probable class.
+    target
+        The class that importance and gradients watch: the predicted one by default.
+
+    >>> prediction = Prediction("plural", 0.9, Target(0, "singular", 0.1))
+    >>> label, probability = prediction
+    >>> label, prediction.label, prediction.target.label
+    ('plural', 'plural', 'singular')
+    """
+
+    target: Target
+
+    def __new__(cls, label: str, probability: float, target: Target) -> "Prediction":
+        pair = super().__new__(cls, (label, probability))
+        pair.target = target
+        return pair
+
+    def __getnewargs__(self) -> tuple[str, float, Target]:
+        return (*self, self.target)
+
+    @property
+    def label(self) -> str:
+        """The most probable class."""
+        return self[0]
+
+    @property
+    def probability(self) -> float:
+        """Its probability."""
+        return self[1]
+
+
+# ---- predictions --------------------------------------------------------------------------------
+
+
+def predict_targets(
+    model: "Model", logits: "torch.Tensor", targets: Sequence[int | None]
+) -> list[Prediction]:
+    """The prediction of each row of logits [sequence, class], with the target that is watched.
+
+    targets: classes; the predicted one where None.
+    """
+    probabilities = model.probabilities(logits)
+    chosen = choose_targets(model, probabilities, targets)
+    return [
+        Prediction(*said, Target(aim, model.label(aim), float(probabilities[row, aim])))
+        for row, (said, aim) in enumerate(zip(model.read_predictions(logits), chosen, strict=True))
+    ]
+
+
+def keep_logits(
+    model: "Model", arguments: "dict[str, torch.Tensor]", places: Sequence[int]
+) -> "tuple[dict[str, torch.Tensor], Sequence[int]]":
+    """Arguments for the logits at these places alone, and where these logits are in the output.
+
+    Both are unchanged if the model cannot do so. A language model has one logit per position and
+    token of its vocabulary, which costs time and memory.
+    """
+    import torch
+
+    # a classifier of a decoder picks its own position among all of them
+    if (
+        model.task == "sequence classification"
+        or "logits_to_keep" not in signature(model.model.forward).parameters
+    ):
+        return arguments, places
+    kept = sorted(set(places))
+    chosen = torch.tensor(kept, device=model.device)
+    return arguments | {"logits_to_keep": chosen}, [kept.index(place) for place in places]
+
+
+# ---- classes ------------------------------------------------------------------------------------
+
+
+def choose_targets(
+    model: "Model", scores: "torch.Tensor", targets: Sequence[int | None]
+) -> list[int]:
+    """Each target, or the class with the best score where it is None; checked.
+
+    scores: [sequence, class], logits or probabilities.
+    """
+    best = scores.argmax(dim=-1).tolist()
+    chosen = [int(best[row]) if target is None else target for row, target in enumerate(targets)]
+    if max(chosen) >= scores.shape[-1]:
+        raise OptionError(
+            f"target must be from 0 to {scores.shape[-1] - 1} for {model.name}; got {max(chosen)}"
+        )
+    return chosen
+
+
+def find_label(labels: dict[int, str], target: str) -> list[int]:
+    """The numbers of the classes with this name; in any case of letters, if none is exact."""
+    exact = [number for number, name in labels.items() if name == target]
+    return exact or [number for number, name in labels.items() if name.lower() == target.lower()]
+
+
+def find_token(model: "Model", target: str) -> list[int]:
+    """The id of a token by its name, or of a word as it stands in a text; empty if unknown."""
+    if model.task not in LANGUAGE or model.tokenizer is None or not target:
+        return []  # an empty text is not a token, though a tokenizer may make one of a space
+    vocabulary = model.tokenizer.get_vocab()
+    if target in vocabulary:
+        return [int(vocabulary[target])]
+    ways = [
+        list(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+        for text in (f" {target}", target)
+    ]
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    return next((way for way in ways if len(way) == 1 and way[0] != unknown), [])

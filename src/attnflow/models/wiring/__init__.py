@@ -1,0 +1,1 @@
+"""Wiring patterns: how a block adds its branches to the residual stream."""

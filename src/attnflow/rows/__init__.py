@@ -1,0 +1,1 @@
+"""Inputs of any length: rows and segments, without a matrix."""

@@ -1,0 +1,1 @@
+"""Explanations on a terminal."""

@@ -1,0 +1,195 @@
+"""Small promises: what users give is not changed, what they mistake is told, what they write is not read as markup."""
+
+from copy import deepcopy
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as t
+
+import attnflow as af
+from attnflow.models.fingerprint import read_settings
+from tests.families import build
+
+IDS = [5, 6, 7, 8]
+untyped: Any = af  # mypy would refuse what is tried here
+
+
+def spoil(mix: af.LayerMix) -> Any:
+    """Edges of attention that write to all that they are given."""
+    edges = mix.attention.mean(dim=0) + torch.eye(len(mix.own))
+    for part in (mix.attention, mix.weights, mix.vectors, mix.residual, mix.stream):
+        part.zero_()
+    return edges
+
+
+def test_edges_that_write_to_their_input_change_no_other_edges() -> None:
+    model = af.Model(build("llama"))
+    options: dict[str, Any] = {"model": model, "methods": "rollout", "importance": ()}
+    alone = af.explain(IDS, edges=["contribution"], **options)
+    own = af.edge_weight("own", spoil, residual="inside")
+    both = af.explain(IDS, edges={"own": own, "contribution": None}, **options)
+    name = "contribution rollout"
+    np.testing.assert_array_equal(both.results[name].values, alone.results[name].values)
+
+
+@pytest.mark.parametrize("scale", [1e-250, 1e-60, 1e60, 1e250])
+def test_edges_of_any_size_have_the_shares_of_those_of_size_1(scale: float) -> None:
+    model = af.Model(build("llama"))
+
+    def weigh(size: float) -> af.AttentionGraph:
+        def compute(mix: af.LayerMix) -> Any:
+            return (mix.attention.double().mean(dim=0) + torch.eye(len(mix.own))) * size
+
+        edges = af.edge_weight("own", compute, residual="inside")
+        return af.attention_graph(model, IDS, edges=edges)
+
+    for method in (af.rollout, af.flow):
+        np.testing.assert_allclose(
+            method(weigh(scale)).values, method(weigh(1.0)).values, atol=1e-6
+        )
+    if scale > 1:
+        with pytest.raises(af.WeightsError, match="exceeds the range of float64"):
+            af.rollout(weigh(1e250), normalize=None)
+
+
+def test_tokens_are_no_markup_in_markdown() -> None:
+    attention = af.Attention([[[1.0, 0.0], [0.5, 0.5]]], tokens=["<s>", "<script>&|"])
+    table = af.rollout(attention).to_markdown()
+    assert "<" not in table
+    assert r"&lt;script>&amp;\|" in table
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: untyped.Model(build("llama"), task=["x"]), r"unknown task \['x'\]"),
+        (
+            lambda: untyped.explain(
+                {"role": "user", "content": "x"}, model=af.Model(build("llama"))
+            ),
+            "a chat is a list of messages; got one message: put it in a list",
+        ),
+        (
+            lambda: af.rollout_segments(
+                af.Model(build("llama")), IDS, segments={"(rest)": (0, 2)}, positions=[-1]
+            ),
+            r"'\(rest\)' is the name of the positions in no segment",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(call: Any, message: str) -> None:
+    with pytest.raises(af.OptionError, match=message):
+        call()
+
+
+def test_edges_of_very_different_sizes_are_warned_of() -> None:
+    edges = np.array([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1e18, 2.0, 1.0]]] * 2)
+    graph = make_graph(edges)
+    with pytest.warns(af.RoundingWarning, match=r"a row sum to 1, of another to 1e\+18"):
+        af.flow(graph, normalize=None)
+
+
+def make_graph(edges: Any) -> af.AttentionGraph:
+    """A graph of these edges [layer, query, key]."""
+    waiting = iter(edges)
+    own = af.edge_weight("own", lambda mix: torch.tensor(next(waiting)), residual="inside")
+    config = t.LlamaConfig(
+        vocab_size=64,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=len(edges),
+        num_attention_heads=2,
+    )
+    model = af.Model(t.LlamaForCausalLM(config).eval())
+    return af.attention_graph(model, IDS[: edges.shape[-1]], edges=own)
+
+
+@pytest.mark.parametrize(
+    "option", [{"target_of": "x"}, {"position": 9}, {"position": "x"}, {"target": "x"}]
+)
+def test_options_of_gradients_are_checked_where_none_is_taken(option: dict[str, Any]) -> None:
+    with pytest.raises(af.OptionError):
+        untyped.attention_graph("verb-number", "the key", edges="norm", **option)
+
+
+def test_placeholders_without_an_image_are_refused() -> None:
+    model = af.Model(deepcopy(build("llama")))
+    model.model.config.image_token_id = 7
+    with pytest.raises(
+        af.OptionError, match="token 7 of LlamaForCausalLM stands for images that were not given"
+    ):
+        af.capture(model, IDS)
+
+
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+SEEN = {**SIZES, "image_size": 24, "patch_size": 8}
+READ = {**SIZES, "vocab_size": 64, "max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: t.CLIPForImageClassification(t.CLIPConfig(vision_config=SEEN, text_config=READ)),
+        lambda: t.SiglipForImageClassification(
+            t.SiglipConfig(vision_config=SEEN, text_config=READ)
+        ),
+    ],
+)
+def test_classifiers_whose_vision_has_a_configuration_of_its_own_are_captured(make: Any) -> None:
+    attention = af.capture(af.Model(make().eval()), torch.zeros(3, 24, 24))
+    assert attention.size in (9, 10)  # patches, and CLS
+
+
+def test_a_decoder_that_classifies_picks_its_own_position() -> None:
+    config = t.BioGptConfig(**SIZES, vocab_size=64, max_position_embeddings=40, pad_token_id=1)
+    module = t.BioGptForSequenceClassification(config).eval()
+    ((_, probability),) = af.Model(module).predict([IDS])
+    with torch.no_grad():
+        expected = module(input_ids=torch.tensor([IDS])).logits.softmax(-1).max()
+    assert probability == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_settings_that_differ_by_layer_leave_a_fingerprint() -> None:
+    config = t.Gemma4TextConfig()
+    with pytest.raises(Exception, match="is a per-layer attribute"):
+        asdict(config)
+    assert b"head_dim" in read_settings(config)
+
+
+def test_attention_that_is_no_matrix_is_refused_by_its_shape() -> None:
+    config = t.LongformerConfig(
+        **SIZES, vocab_size=64, attention_window=[4, 4], max_position_embeddings=40
+    )
+    with pytest.raises(af.CaptureError, match="does not attend from each position to all of them"):
+        af.capture(
+            af.Model(t.LongformerForSequenceClassification(config).eval()), list(range(5, 15))
+        )
+
+
+def test_a_copy_of_attention_cannot_be_written_to() -> None:
+    copied = deepcopy(af.Attention([[[1.0, 0.0], [0.5, 0.5]]]))
+    assert not copied.weights.flags.writeable
+
+
+def test_a_generation_with_gradient_edges_can_be_pickled() -> None:
+    import pickle
+
+    story = af.generate(
+        af.Model(build("llama")),
+        IDS,
+        max_new_tokens=2,
+        eos_token_id=None,
+        edges=["attention", "gradient"],
+    )
+    found = pickle.loads(pickle.dumps(story))
+    np.testing.assert_allclose(
+        found.rollout(edges="gradient").values, story.rollout(edges="gradient").values, atol=1e-6
+    )
