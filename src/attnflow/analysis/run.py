@@ -51,6 +51,7 @@ from attnflow.core.results import TokenAttention
 from attnflow.edges.graphs import run_edges, watch_edges
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.encoded import Encoded, OneInput, batches
+from attnflow.models.execution import unchanged
 from attnflow.models.model import Model
 from attnflow.models.predict import Prediction, Target, predict_targets
 from attnflow.notices import collect_notices, ignore_notices
@@ -306,7 +307,8 @@ def run_graphs(
     yield StageStarted(first, MODEL_STAGE)
     notes: tuple[str, ...] = ()
     try:
-        readings = read_batch(model, batch, job, plan)
+        with unchanged(model.model):
+            readings = read_batch(model, batch, job, plan)
     except CaptureError as error:
         if plan.first is None:
             raise

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from attnflow.capturing.backward_rule import PLAIN, BackwardRule
 from attnflow.capturing.capture import read_arguments
 from attnflow.capturing.checkpointing import save_memory
-from attnflow.capturing.context import set_within
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.attention_calls import AttentionFunction, AttentionOutput, intercept_attention
+from attnflow.models.context import set_within
 from attnflow.models.encoded import Encoded
 from attnflow.models.execution import evaluating, running
 from attnflow.models.model import Model

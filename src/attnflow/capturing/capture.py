@@ -24,7 +24,7 @@ from attnflow.models.attention_weights import check_heads, fill_empty_rows
 from attnflow.models.chats import Message
 from attnflow.models.encode import encode_inputs
 from attnflow.models.encoded import Encoded, OneInput, batches
-from attnflow.models.execution import evaluating, running
+from attnflow.models.execution import evaluating, running, unchanged
 from attnflow.models.families import READS_AHEAD, name_part
 from attnflow.models.fingerprint import quick_fingerprint
 from attnflow.models.load import ModelLike, open_model
@@ -107,9 +107,10 @@ def capture(
     encoded, many = encode_inputs(model, inputs, truncation)
     most = min(batch_tokens, 1) if model.batch_tokens == 1 else batch_tokens
     attentions: dict[int, Attention] = {}
-    for batch in batches(encoded, most):
-        passed = run_batch(model, [encoded[place] for place in batch], heads, logits=False)
-        attentions |= dict(zip(batch, passed.attentions, strict=True))
+    with unchanged(model.model):
+        for batch in batches(encoded, most):
+            passed = run_batch(model, [encoded[place] for place in batch], heads, logits=False)
+            attentions |= dict(zip(batch, passed.attentions, strict=True))
     return [attentions[place] for place in range(len(encoded))] if many else attentions[0]
 
 

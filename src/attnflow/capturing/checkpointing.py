@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING
 
-from attnflow.capturing.context import set_within
 from attnflow.capturing.rerun import list_blocks
 from attnflow.errors import CaptureError
+from attnflow.models.context import set_within
 from attnflow.models.model import Model
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnflow.capturing.capture import read_arguments
-from attnflow.capturing.context import set_within
 from attnflow.capturing.follow import is_following
 from attnflow.capturing.mix import LayerMix
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.attention_calls import AttentionFunction, AttentionOutput, intercept_attention
+from attnflow.models.context import set_within
 from attnflow.models.encoded import Encoded
 from attnflow.models.execution import evaluating, running
 from attnflow.models.hooks import watch_modules

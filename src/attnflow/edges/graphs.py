@@ -42,6 +42,7 @@ from attnflow.edges.value_zeroing import refuse_cross
 from attnflow.errors import OptionError
 from attnflow.models.encode import encode_inputs
 from attnflow.models.encoded import AnInput, Encoded, OneInput, batches
+from attnflow.models.execution import unchanged
 from attnflow.models.families import name_part
 from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
@@ -152,10 +153,11 @@ def attention_graph(
     graphs: dict[int, AttentionGraph] = {}
     for batch in batches(encoded, model.batch_tokens):
         chosen = [encoded[place] for place in batch]
-        gradients = compute_gradients(model, chosen, watches, position)
-        passed, made = run_edges(
-            model, chosen, weights, heads, gradients, residual=residual, logits=False
-        )
+        with unchanged(model.model):
+            gradients = compute_gradients(model, chosen, watches, position)
+            passed, made = run_edges(
+                model, chosen, weights, heads, gradients, residual=residual, logits=False
+            )
         for place, attention, by_name in zip(batch, passed.attentions, made, strict=True):
             graphs[place] = (
                 by_name[name]

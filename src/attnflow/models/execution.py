@@ -1,16 +1,19 @@
 """Running a model: in eval mode, also from several threads, and with errors that name it."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from attnflow.core.memory import is_of_memory
 from attnflow.core.provenance import MODEL_LIBRARIES
 from attnflow.errors import AttnFlowError, CaptureError, MissingExtraError
+from attnflow.models.context import set_within
 from attnflow.models.samples import sample_state
 
 if TYPE_CHECKING:
@@ -46,11 +49,28 @@ def evaluating(module: "torch.nn.Module") -> Iterator[None]:
                     part.training = True
 
 
+# the states of modules that do not change within a block of this thread
+states_in_use: "ContextVar[Mapping[torch.nn.Module, Hashable]]" = ContextVar(
+    "states_in_use", default=MappingProxyType({})
+)
+
+
+@contextmanager
+def unchanged(module: "torch.nn.Module") -> Iterator[None]:
+    """Within this context, a module does not change: caches sample its weights once, not often."""
+    known = states_in_use.get()
+    if module in known:
+        yield
+    else:
+        with set_within(states_in_use, {**known, module: sample_state(module)}):
+            yield
+
+
 class ModuleCache(Generic[Given]):
     """Values that are computed once per torch module and key, in whichever thread comes first.
 
     They are computed again when the module has changed: its weights, however they were written to,
-    or its parts.
+    or its parts. Within `unchanged`, this is asked once.
     """
 
     def __init__(self) -> None:
@@ -62,7 +82,9 @@ class ModuleCache(Generic[Given]):
         with self.lock:
             entry = self.entries.setdefault(module, CacheEntry())
         with entry.lock:
-            state = sample_state(module)
+            state = states_in_use.get().get(module)
+            if state is None:
+                state = sample_state(module)
             if state != entry.state:
                 entry.state, entry.values = state, {}
             if key not in entry.values:

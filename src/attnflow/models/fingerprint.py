@@ -5,14 +5,11 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from attnflow.models.execution import ModuleCache
 from attnflow.models.model import Model
 from attnflow.models.samples import digest_weights
-
-if TYPE_CHECKING:
-    pass
 
 QUICK = "quick-"  # begins a quick fingerprint, so that it is never compared with a whole one
 QUICK_DIGITS = 16  # of a quick fingerprint: 64 bits, so that no two of a million models share one
@@ -20,6 +17,7 @@ QUICK_DIGITS = 16  # of a quick fingerprint: 64 bits, so that no two of a millio
 PROVENANCE = ("_name_or_path", "transformers_version")
 # settings that transformers adds when it saves a model; names and types of tensors imply them
 SAVED = ("architectures", "dtype", "torch_dtype")
+weight_digests: ModuleCache[str] = ModuleCache()
 # the size of each vocabulary and its digest
 of_vocabularies: WeakKeyDictionary[object, tuple[int, str]] = WeakKeyDictionary()  # by tokenizer
 
@@ -60,7 +58,8 @@ def quick_fingerprint(model: Model) -> str:
     """
     digest = hashlib.sha256(read_settings(model.config, (*PROVENANCE, *SAVED)))
     digest.update(digest_vocabulary(model.tokenizer).encode())
-    digest.update(digest_weights(model.model).encode())
+    weights = weight_digests.get(model.model, None, lambda: digest_weights(model.model))
+    digest.update(weights.encode())
     return QUICK + digest.hexdigest()[:QUICK_DIGITS]
 
 

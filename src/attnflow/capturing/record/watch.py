@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from attnflow.capturing.context import set_within
 from attnflow.capturing.record.multihead import MultiheadInput, compute_multihead_weights
 from attnflow.capturing.record.recordings import Recording, Recordings
 from attnflow.errors import CaptureError
+from attnflow.models.context import set_within
 
 if TYPE_CHECKING:
     import torch
