@@ -15,6 +15,7 @@ from .analysis.generate.prompt_attention import PromptAttention
 from .analysis.importance.blank_out import blank_out
 from .analysis.importance.importance import Importance
 from .analysis.importance.input_gradient import input_gradient
+from .analysis.importance.relevance import relevance
 from .analysis.run import (
     Event,
     GraphMade,
@@ -59,7 +60,7 @@ from .errors import (
 from .models.load import load
 from .models.model import Model
 from .models.planted.planted import PLANTED, Planted, planted
-from .models.predict import Prediction
+from .models.predict import RUNNER_UP, Prediction
 from .progress import Progress, progress_listener
 from .rows.rows import raw_rows, rollout_rows
 from .rows.segments import rollout_segments
@@ -69,6 +70,7 @@ __all__ = [
     "EDGES",
     "METHODS",
     "PLANTED",
+    "RUNNER_UP",
     "Attention",
     "AttentionGraph",
     "AttnFlowError",
@@ -134,6 +136,7 @@ __all__ = [
     "raw_rows",
     "read_corpus",
     "record",
+    "relevance",
     "rollout",
     "rollout_rows",
     "rollout_segments",

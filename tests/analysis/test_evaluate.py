@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 
 import attnflow as af
 from attnflow.analysis.evaluate.examples import read_examples
-from attnflow.analysis.importance.importances import IMPORTANCES
+from attnflow.analysis.importance.importances import PAPER_IMPORTANCES
 from attnflow.analysis.statistics import spearman
 from tests.families import build, word_tokenizer
 
@@ -66,7 +66,7 @@ def test_correlations_are_those_of_the_methods_and_importances_themselves() -> N
     assert [len(list(report.rows())), report.layers, len(report.examples)] == [12, (2, 6), 3]
     for number, (text, label) in enumerate(EXAMPLES):
         graph = af.capture(model(), text).graph()
-        for name, importance in IMPORTANCES.items():
+        for name, importance in PAPER_IMPORTANCES.items():
             expected_importance = importance(model(), [text], label)[0].values
             for method, compute in af.METHODS.items():
                 row = compute(graph, layers=[2, 6]).at(position=0, layer=6)

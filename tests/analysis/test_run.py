@@ -284,7 +284,7 @@ def test_layers_by_result_are_for_corpora_and_unknown_options_are_refused() -> N
     untyped: Any = af  # mypy would refuse all of this
     with pytest.raises(af.OptionError, match="layers must be whole numbers"):
         untyped.evaluate("verb-number", [TEXT], methods="raw", layers={"raw": [1]})
-    for option in ("segments", "layers", "everywhere", "foil"):
+    for option in ("segments", "layers", "everywhere"):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
             untyped.explain_events(TEXT, **{option: None})
 

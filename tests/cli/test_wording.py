@@ -20,7 +20,7 @@ from tests.console import EXAMPLE, inside
         (["evaluate", "verb-number", "t.csv", "--faithfulness", "bogus"], f"as {OWN}\n"),
         # compare takes names alone
         (["compare", "a", "b", "--results", "bogus"], "choose from raw, rollout, flow\n"),
-        (["compare", "a", "b", "--results", "bogus rollout"], "gradient, value_zeroing\n"),
+        (["compare", "a", "b", "--results", "bogus rollout"], "signed_relevance, value_zeroing\n"),
         (["corpus", "run", "empty.csv", "--out", "o"], "empty.csv has no columns: give"),
         (["corpus", "run", "two.csv", "--out", "o"], "'a', 'b': name it by --text-column\n"),
         (

@@ -13,8 +13,8 @@ import numpy as np
 from attnflow.analysis.faithfulness.faithfulness import Measurement
 from attnflow.analysis.faithfulness.metrics import BINS
 from attnflow.analysis.importance.importance import Importance
-from attnflow.analysis.importance.importances import IMPORTANCES
-from attnflow.capturing.backward import TargetOrPair
+from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTANCES
+from attnflow.capturing.backward import TargetOrPair, read_foil
 from attnflow.core.attention import Attention
 from attnflow.core.checks import Numbers, check_count, check_integers, check_residual, is_integer
 from attnflow.core.choices import Choices, Method, call_own, read_choices, read_methods
@@ -26,6 +26,7 @@ from attnflow.edges.graphs import drop_attention, refuse_residual
 from attnflow.errors import OptionError
 from attnflow.models.attention_weights import check_heads
 from attnflow.models.model import Model
+from attnflow.models.predict import Foil
 from attnflow.models.segments import KINDS
 
 GraphMaker = Callable[[Attention], AttentionGraph]
@@ -130,8 +131,8 @@ class Job:
         The explained position: "focal" is where the prediction comes from; "max" and "mean" are
         taken over all positions.
     target, foil
-        The class (for language models: the token) that importance and gradients watch, and the one
-        that is subtracted from it; the prediction if None.
+        The class (for language models: the token) that importance and gradients watch, the
+        prediction if None; and the one whose logit edges and relevance subtract from its logit.
     heads
         How heads are fused while capturing; None keeps every head.
     graph
@@ -163,7 +164,7 @@ class Job:
     layers: LayersChoice | None = None
     position: Position = "focal"
     target: int | str | None = None
-    foil: int | str | None = None
+    foil: Foil | None = None
     heads: str | None = "mean"
     graph: GraphMaker | None = None
     residual: float | None = None
@@ -187,6 +188,7 @@ class Job:
         layers: Numbers | Mapping[str, Numbers] | None = None,
         position: object = None,
         target: TargetOrPair = None,
+        foil: Foil | None = None,
         heads: str | None = "mean",
         graph: GraphMaker | None = None,
         residual: float | None = None,
@@ -207,7 +209,7 @@ class Job:
         check_heads(heads)
         check_count("workers", workers)
         check_normalize(normalize)
-        aim, foil = read_target(target)
+        aim, against = read_target(target, foil)
         job = cls(
             methods=None if methods is None else read_methods(methods),
             edges=None if edges is None else read_edges(edges),
@@ -215,7 +217,7 @@ class Job:
             layers=read_layers(layers),
             position=check_position_choice(position),
             target=aim,
-            foil=foil,
+            foil=against,
             heads=heads,
             graph=graph,
             residual=None if residual is None else check_residual(residual),
@@ -316,10 +318,10 @@ class Job:
         return graph
 
     def choose_importance(self, model: Model) -> Mapping[str, ImportanceFunction]:
-        """The importances to compute: those that were named, else all; none if not available."""
+        """The importances to compute, by default the references; none where not available."""
         if not model.predicts or model.is_vision or model.is_encoder_decoder:
             return {}
-        return IMPORTANCES if self.importance is None else self.importance
+        return PAPER_IMPORTANCES if self.importance is None else self.importance
 
     @property
     def own_importance(self) -> dict[str, ImportanceFunction]:
@@ -349,7 +351,7 @@ class Job:
 
     def check_target(self, model: Model) -> int | None:
         """The number of the class to watch; None for the prediction."""
-        if self.target is None:
+        if self.target is None and self.foil is None:
             return None
         if not model.predicts:
             given = self.target if self.foil is None else (self.target, self.foil)
@@ -357,7 +359,7 @@ class Job:
                 f"a target requires a model that predicts, and {model.name} has no head that"
                 f" predicts; got {given!r}: leave it out"
             )
-        return model.target(self.target)
+        return None if self.target is None else model.target(self.target)
 
 
 def describe_missing_edges(edges: str, error: Exception) -> str:
@@ -373,15 +375,20 @@ def read_importances(chosen: Choices) -> dict[str, ImportanceFunction]:
     return read_choices(chosen, IMPORTANCES, "importance", IMPORTANCE_FORM, (None, [], None), {})
 
 
-def read_target(target: TargetOrPair) -> tuple[int | str | None, int | str | None]:
+def read_target(
+    target: TargetOrPair, foil: Foil | None = None
+) -> tuple[int | str | None, Foil | None]:
     """The target and its foil: a pair of targets is watched by the difference of their logits."""
-    if not isinstance(target, tuple):
-        return target, None
-    if len(target) != 2:
+    if isinstance(target, tuple) and len(target) != 2:
         raise OptionError(f"a contrast is between two targets; got {len(target)}")
-    if None in target:
+    if isinstance(target, tuple) and None in target:
         raise OptionError(f"a contrast is between two named targets; got {target!r}")
-    return target
+    pair = read_foil(target, foil)
+    if not isinstance(pair, tuple):
+        return pair, None
+    if pair[0] is not None and pair[0] == pair[1]:
+        raise OptionError(f"a contrast is between two different targets; got {pair[0]!r} twice")
+    return pair
 
 
 def read_faithfulness(metrics: Choices | None, target_of: object) -> Measurement | None:

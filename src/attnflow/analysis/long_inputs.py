@@ -39,7 +39,7 @@ BY_ROWS: dict[Method, str] = {raw: "raw", rollout: "rollout"}
 
 def goes_by_rows(model: Model, size: int, weights: Iterable[EdgeWeight]) -> bool:
     """Whether an input of this size is long, and rows are available on all these edges."""
-    whole = any(weight.backward is not None or weight.rerun for weight in weights)
+    whole = any(weight.rules or weight.rerun for weight in weights)
     return size > ROWS_ABOVE and not model.is_encoder_decoder and not whole
 
 

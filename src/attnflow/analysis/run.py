@@ -21,6 +21,7 @@ from attnflow.analysis.importance.input_gradient import (
     read_input_gradients,
     watch_input,
 )
+from attnflow.analysis.importance.relevance import relevance
 from attnflow.analysis.importance.watch import check_scorable
 from attnflow.analysis.job import (
     IMPORTANCE_FORM,
@@ -39,7 +40,7 @@ from attnflow.analysis.long_inputs import (
     goes_by_rows,
     plan_rows,
 )
-from attnflow.capturing.backward import Watch, WatchedTarget, run_backward
+from attnflow.capturing.backward import Watch, WatchedTarget, read_foil, run_backward
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.choices import Method, MethodOptions, accepts, call_own, run_method
@@ -379,9 +380,7 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
     targets = [case.target for case in batch.values()]
     position = job.asked_position
     places = [model.locate(encoded, position) for encoded in inputs]
-    aim: WatchedTarget = list(targets)
-    if job.target is not None and job.foil is not None:
-        aim = (job.target, job.foil)
+    aim: WatchedTarget = [read_foil(target, job.foil) for target in targets]
     watches: dict[Hashable, Watch] = dict(watch_edges(model, plan.weights, aim).items())
     backward = None
     gradients: Sequence[Importance | None] = [None] * len(inputs)
@@ -540,14 +539,16 @@ def score_importance(
     if name == "blank_out":
         return score_blank_out(model, readings, signed=job.by_word, batch_tokens=batch_tokens)
     known = [each.input_gradient for each in readings if each.input_gradient is not None]
-    if len(known) == len(readings):
+    if name == "input_gradient" and len(known) == len(readings):
         return known
+    options = {"foil": job.foil} if function is relevance else {}
     return function(
         model,
         [reading.encoded for reading in readings],
         [reading.target.number for reading in readings],
         position=job.asked_position,
         batch_tokens=batch_tokens,
+        **options,
     )
 
 

@@ -13,24 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 from attnflow.capturing.backward_rule import PLAIN, BackwardRule
 from attnflow.capturing.capture import read_arguments
-from attnflow.capturing.checkpointing import save_memory
+from attnflow.capturing.checkpointing import around_blocks, save_memory
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.attention_calls import AttentionFunction, AttentionOutput, intercept_attention
 from attnflow.models.context import set_within
 from attnflow.models.encoded import Encoded
 from attnflow.models.execution import evaluating, running
 from attnflow.models.model import Model
-from attnflow.models.predict import choose_targets, keep_logits
+from attnflow.models.predict import Foil, RunnerUp, choose_foils, choose_targets, keep_logits
+from attnflow.models.wiring.linear_maps import MISSING
 
 if TYPE_CHECKING:
     import torch
 
+    from attnflow.capturing.linearise import Lineariser
     from attnflow.capturing.rule_hooks import RuleHooks
 
 WATCHED = ("logit", "log_probability", "probability")
-# a class or token by name or number, or two of them, whose difference is watched
-TargetOrPair = int | str | tuple[int | str, int | str] | None
-WatchedTarget = TargetOrPair | list[int | None]  # one for all inputs, or one per input
+# a class or token by name or number, None for the prediction; or with a foil, whose difference is
+# watched
+TargetOrPair = int | str | tuple[int | str | None, Foil] | None
+WatchedTarget = (
+    TargetOrPair | list[int] | list[int | None] | list[TargetOrPair]
+)  # one for all inputs, or one per input
+Aim = tuple[int | None, ...] | tuple[int | None, int | RunnerUp]  # by number, with a foil or not
 # the run_backward that this context belongs to, in any thread that recomputes blocks for it
 current: ContextVar[object] = ContextVar("current", default=None)
 
@@ -42,8 +48,8 @@ class Watch:
     Parameters
     ----------
     target
-        One class for all inputs, two of them, whose difference is watched, or a list with one class
-        per input. The predicted class where None.
+        One class for all inputs, two of them, whose difference is watched, or a list with one of
+        these per input. The predicted class where None.
     of
         "logit", "log_probability" or "probability" of the target.
     rule
@@ -74,12 +80,22 @@ class Gradients:
         that attention. Removing one frees its memory.
     states
         By "words" or "blocks", [sequence, token, width]: with respect to `BackwardPass.states`.
+    scores
+        Per sequence, the watched scalar.
+    positions
+        Per sequence, where it was read.
+    biases
+        The part of the scores' sum that comes from biases, if the rule is linear throughout and
+        "blocks" are wanted; else 0.
     """
 
     targets: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
     attention: "dict[int, torch.Tensor]"
     states: "dict[str, torch.Tensor]"
+    scores: tuple[float, ...] = ()
+    positions: tuple[int, ...] = ()
+    biases: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +124,9 @@ class ForwardGraph:
     logits: "torch.Tensor"  # [sequence, class]
     attention: "list[torch.Tensor]"  # the output of each attention [sequence, query, head, width]
     states: "dict[str, torch.Tensor]"  # by "words" or "blocks", [sequence, token, width]
+    positions: tuple[int, ...]  # where the logits were read
     hooks: "RuleHooks"
+    lineariser: "Lineariser"
 
 
 def run_backward(
@@ -150,6 +168,7 @@ def run_forward(
     model: Model, inputs: Sequence[Encoded], watches: Sequence[Watch], position: int | None
 ) -> Iterator[ForwardGraph]:
     """Run the model once; within this context, backward passes through it obey their rules."""
+    from attnflow.capturing.linearise import Lineariser
     from attnflow.capturing.rule_hooks import RuleHooks
 
     wanted = {name for watch in watches for name in watch.wanted}
@@ -165,6 +184,8 @@ def run_forward(
     is_forward = True  # not the recomputation of a block in a backward pass
     run = object()
     hooks = RuleHooks(rules, lambda: current.get() is run)
+    lineariser = Lineariser(names)
+    linearises = any(rule.linear for rule in rules)
 
     def attend(
         function: AttentionFunction,
@@ -174,7 +195,8 @@ def run_forward(
     ) -> AttentionOutput:
         query, key, value, *rest = given
         hooked = hooks.hook_attention(names.get(module, "attention"), query, key, value)
-        output = function.compute(module, *hooked, *rest, **options)
+        with lineariser.seeing(False):
+            output = function.compute(module, *hooked, *rest, **options)
         if is_forward:
             outputs.append(output[0])
         return output
@@ -183,16 +205,18 @@ def run_forward(
         # it may trace the model, which must not run the hooks
         save_memory(model, tokens) if recomputes else nullcontext(),
         set_within(current, run),
-        require_gradients(model, wanted, run) as states,
+        require_gradients(model, wanted, run, lineariser) as states,
         hooks.hook_modules(model.model),
         intercept_attention(attend),
+        set_within(around_blocks, lineariser.watch if linearises else nullcontext),
     ):
         arguments, kept = keep_logits(model, read_arguments(model, inputs), places)
         if model.is_vision:
             arguments["pixel_values"] = arguments["pixel_values"].detach().requires_grad_()
-        output = model.model(**arguments)
+        with around_blocks.get()():
+            logits = model.read_logits(model.model(**arguments), kept)
         is_forward = False
-        yield ForwardGraph(model.read_logits(output, kept), outputs, states, hooks)
+        yield ForwardGraph(logits, outputs, states, tuple(places), hooks, lineariser)
 
 
 def check_gradient_edges(model: Model) -> None:
@@ -221,26 +245,51 @@ def differentiate(
 
     by_attention = graph.attention if "attention" in watch.wanted else []
     places = [name for name in watch.wanted if name != "attention"]
-    graph.hooks.rule = watch.rule
+    conserves = watch.rule.conserves and "blocks" in places
+    graph.hooks.rule = graph.lineariser.rule = watch.rule
+    graph.lineariser.biases = 0.0
+    scores = score_targets(model, graph.logits, targets, watch.of)
+    wanted = [*by_attention, *(graph.states[name] for name in places)]
     gradients = torch.autograd.grad(
-        score_targets(model, graph.logits, targets, watch.of).sum(),
-        [*by_attention, *(graph.states[name] for name in places)],
+        scores.sum(),
+        [*wanted, graph.lineariser.anchor] if conserves else wanted,
         retain_graph=not is_last,
-    )
-    return Gradients(
+        allow_unused=conserves,  # the anchor has no gradient
+    )[: len(wanted)]
+    found = Gradients(
         tuple(targets),
         tuple(" - ".join(map(model.label, each)) for each in targets),
         dict(enumerate(gradients[: len(by_attention)])),
         dict(zip(places, gradients[len(by_attention) :], strict=True)),
+        tuple(scores.tolist()),
+        graph.positions,
+        float(graph.lineariser.biases),
     )
+    if conserves:
+        check_conservation(model, graph.states["blocks"], found)
+    return found
+
+
+def check_conservation(model: Model, state: "torch.Tensor", found: Gradients) -> None:
+    """Refuse a linearised backward pass whose parts are not the watched scalar.
+
+    state: [sequence, token, width], the input of the first block.
+    """
+    relevance = (state.detach().double() * found.states["blocks"].double()).sum(dim=-1)
+    missing = abs(float(relevance.sum()) + found.biases - sum(found.scores))
+    whole = max(float(relevance.abs().sum()) + abs(found.biases), sum(map(abs, found.scores)))
+    if not missing <= MISSING[min(8, state.element_size())] * whole:
+        raise CaptureError(
+            f"the linearised backward pass of {model.name} was not understood: the relevance of"
+            f" its input and biases misses the target's logit by {missing:.2g} of {whole:.3g};"
+            " use gradient edges"
+        )
 
 
 # ---- watched scalars ----------------------------------------------------------------------------
 
 
-def read_targets(
-    model: Model, target: WatchedTarget, of: str, count: int
-) -> list[tuple[int | None, ...]]:
+def read_targets(model: Model, target: WatchedTarget, of: str, count: int) -> list[Aim]:
     """Per input, the number of its target, or of the two of a contrast; None: the prediction."""
     if of not in WATCHED:
         raise OptionError(f"unknown target_of {of!r}; choose from {', '.join(WATCHED)}")
@@ -255,27 +304,43 @@ def read_targets(
             f"a target is a class that the model predicts, and {model.name} has no head that"
             f" predicts; got {target!r}: leave it out"
         )
-    return [(None,) if each is None else number_target(model, each) for each in given]
+    return [number_target(model, each) for each in given]
 
 
-def number_target(model: Model, target: int | str | tuple[int | str, ...]) -> tuple[int, ...]:
+def read_foil(target: TargetOrPair, foil: Foil | None) -> TargetOrPair:
+    """A target with its foil, which may be in the target already, as its second class."""
+    if foil is None:
+        return target
+    if isinstance(target, tuple):
+        raise OptionError(
+            f"a pair of targets has its foil; got foil={foil!r} as well: leave it out"
+        )
+    return target, foil
+
+
+def number_target(model: Model, target: TargetOrPair) -> Aim:
     """The number of a class, or of two different ones."""
     if not isinstance(target, tuple):
-        return (model.target(target),)
+        return (None if target is None else model.target(target),)
     if len(target) != 2:
         raise OptionError(f"a contrast is between two targets; got {len(target)}")
-    first, second = (model.target(each) for each in target)
+    named, against = target
+    first = None if named is None else model.target(named)
+    second = against if isinstance(against, RunnerUp) else model.target(against)
     if first == second:
         raise OptionError(f"a contrast is between two different targets; got {target!r}")
     return first, second
 
 
 def fill_targets(
-    model: Model, logits: "torch.Tensor", aims: Sequence[tuple[int | None, ...]]
+    model: Model, logits: "torch.Tensor", aims: Sequence[Aim]
 ) -> tuple[tuple[int, ...], ...]:
-    """The targets, the predicted class where None; checked against the classes of the model."""
-    columns = zip(*aims, strict=True)  # the class of each, then those that contrasts subtract
-    return tuple(zip(*(choose_targets(model, logits, each) for each in columns), strict=True))
+    """The targets, the predicted class where None, and foils; checked."""
+    chosen = choose_targets(model, logits, [aim[0] for aim in aims])
+    foils = [foil for aim in aims for foil in aim[1:] if foil is not None]
+    if not foils:
+        return tuple((each,) for each in chosen)
+    return tuple(zip(chosen, choose_foils(model, logits, chosen, foils), strict=True))
 
 
 def score_targets(
@@ -303,7 +368,7 @@ def score_targets(
 
 @contextmanager
 def require_gradients(
-    model: Model, wanted: set[str], run: object
+    model: Model, wanted: set[str], run: object, lineariser: "Lineariser"
 ) -> "Iterator[dict[str, torch.Tensor]]":
     """Within this context, the first states of a run require gradients, even if no parameter does.
 
@@ -332,18 +397,33 @@ def require_gradients(
         state: torch.Tensor = given[0] if given else named["hidden_states"]
         # a view, so that other readers of the state do not count
         states["blocks"] = state.view_as(state)
+        lineariser.counts = True  # what is added from here on is a bias
         if given:
             return (states["blocks"], *given[1:]), named
         return given, named | {"hidden_states": states["blocks"]}
 
     with ExitStack() as hooks:
-        if not model.is_vision:
-            hooks.callback(model.embedding.register_forward_hook(after_words).remove)
+        for embedding in [] if model.is_vision else list_embeddings(model):
+            hooks.callback(embedding.register_forward_hook(after_words).remove)
         if "blocks" in wanted:
             block = find_first_block(model)
             handle = block.register_forward_pre_hook(before_blocks, with_kwargs=True)
             hooks.callback(handle.remove)
         yield states
+
+
+def list_embeddings(model: Model) -> "list[torch.nn.Module]":
+    """The word embedding, and those that share its weights, as a decoder may beside an encoder."""
+    shared = getattr(model.embedding, "weight", None)
+    others = [
+        module
+        for module in model.model.modules()
+        if shared is not None
+        and module is not model.embedding
+        and module.__dict__.get("_parameters", {}).get("weight") is shared
+        and hasattr(module, "num_embeddings")
+    ]
+    return [model.embedding, *others]
 
 
 def find_first_block(model: Model) -> "torch.nn.Module":
@@ -353,4 +433,7 @@ def find_first_block(model: Model) -> "torch.nn.Module":
     for module in model.model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module):
             return module[0]
-    raise CaptureError(f"{model.name} has no list of layers; use reduce='norm'")
+    raise CaptureError(
+        f"{model.name} has no list of layers, so the input of its first block is unknown; use"
+        " gradient edges, or reduce='norm' for input gradients"
+    )

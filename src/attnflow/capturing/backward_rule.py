@@ -5,7 +5,7 @@ applied while a backward pass runs, so that one forward pass serves several back
 with its own rule.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
     ThreeGradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+# what a rule may make linear in the backward pass (capturing/linearise.py)
+LINEAR_PARTS = ("norms", "activations", "products")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +68,10 @@ class BackwardRule:
         or None for that of autograd. Called for modules that map one tensor to one tensor.
     applies_to
         A function of a module: whether `module` is called for it. Called for every module if None.
+    linear
+        The parts that are linear in the backward pass, with fixed factors: any of "norms" (the
+        scale), "activations" (the ratio of output and input, and gates) and "products" (gated
+        products hand half of the gradient to each factor).
 
     >>> import torch
     >>> def hold_weights(query, key, value):
@@ -76,8 +84,10 @@ class BackwardRule:
     attention: "Callable[[torch.Tensor, torch.Tensor, torch.Tensor], ThreeGradients] | None" = None
     module: "Callable[[ModuleCall], torch.Tensor | None] | None" = None
     applies_to: "Callable[[torch.nn.Module], bool] | None" = None
+    linear: Collection[str] = frozenset()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "linear", read_parts(self.name, self.linear))
         if not isinstance(self.name, str) or not self.name:
             raise OptionError(f"the name of a backward rule must be a text; got {self.name!r}")
         for field in ("attention", "module", "applies_to"):
@@ -92,6 +102,11 @@ class BackwardRule:
                 f"applies_to of backward rule {self.name!r} selects the modules for which `module`"
                 " is called; got module=None: give both"
             )
+
+    @property
+    def conserves(self) -> bool:
+        """Whether the model is linear in its stream under this rule, up to its biases."""
+        return set(self.linear) == set(LINEAR_PARTS) and self.attention is hold_attention
 
     def concerns(self, module: "torch.nn.Module") -> bool:
         """Whether the rule changes the gradient of a module.
@@ -151,8 +166,30 @@ class BackwardRule:
         return found
 
 
+def read_parts(name: str, parts: Iterable[str]) -> frozenset[str]:
+    """The parts that a rule makes linear, checked."""
+    chosen = frozenset([parts] if isinstance(parts, str) else parts)
+    unknown = sorted(map(str, chosen - set(LINEAR_PARTS)))
+    if unknown:
+        raise OptionError(
+            f"unknown linear part {unknown[0]!r} of backward rule {name!r}; choose from"
+            f" {', '.join(LINEAR_PARTS)}"
+        )
+    return chosen
+
+
+def hold_attention(
+    query: "torch.Tensor", key: "torch.Tensor", value: "torch.Tensor"
+) -> "ThreeGradients":
+    """Hand on the gradient of values alone: the attention weights are held fixed."""
+    return query.new_zeros(query.shape), key.new_zeros(key.shape), value
+
+
 PLAIN: BackwardRule = BackwardRule("plain")
-BACKWARD_RULES: dict[str, BackwardRule] = {"plain": PLAIN}
+LINEARISED: BackwardRule = BackwardRule(
+    "linearised", attention=hold_attention, linear=frozenset(LINEAR_PARTS)
+)
+BACKWARD_RULES: dict[str, BackwardRule] = {"plain": PLAIN, "linearised": LINEARISED}
 
 
 def read_rule(chosen: BackwardRule | str | None) -> BackwardRule | None:

@@ -6,8 +6,8 @@ forward pass per backward pass, and the memory of one block instead of all.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,10 @@ KEPT = 150e6  # bytes that may be kept
 STATES = 16  # what a block keeps per token, in states of the model's width
 DEFAULT_WIDTH = 1024  # where the configuration has no hidden_size
 recomputes: ContextVar[bool] = ContextVar("recomputes", default=False)
+# what makes the context in which blocks run and run again
+around_blocks: ContextVar[Callable[[], AbstractContextManager[object]]] = ContextVar(
+    "around_blocks", default=nullcontext
+)
 patch_lock = threading.RLock()
 modules_in_use: "dict[torch.nn.Module, int]" = {}  # and how many running backward passes use each
 
@@ -73,8 +77,12 @@ def patch(module: "torch.nn.Module") -> None:
             return original(*given, **named)
         context = copy_context()  # autograd may recompute in a thread of its own
 
+        def run(*given: object, **named: object) -> object:
+            with around_blocks.get()():
+                return original(*given, **named)
+
         def compute(*given: object, **named: object) -> object:
-            return context.copy().run(original, *given, **named)
+            return context.copy().run(run, *given, **named)
 
         return checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False, **named)
 

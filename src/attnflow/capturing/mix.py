@@ -7,8 +7,8 @@ observed branch; and the residual plus the branch is the observed stream. The la
 (models/wiring/) checks both, so a family that is wired otherwise is an error, never a wrong number.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from attnflow.capturing.follow import ObservedLayer
@@ -55,6 +55,8 @@ class LayerMix:
     gradient
         [head, query, key]: of the watched scalar with respect to each weight, by the backward
         rule; None without one.
+    gradients
+        The same by the name of each backward rule that the edges ask for.
     output
         [query, model width]: the output of the whole block, MLP and norms included; None without
         `rerun`.
@@ -75,6 +77,7 @@ class LayerMix:
     gradient: "torch.Tensor | None" = None
     output: "torch.Tensor | None" = None
     rerun: "Callable[[Sequence[int]], torch.Tensor] | None" = None
+    gradients: "Mapping[str, torch.Tensor | None]" = field(default_factory=dict)
 
     def copy(self) -> "LayerMix":
         """The same parts in tensors of their own, which may be written to."""

@@ -8,7 +8,7 @@ import typer
 from attnflow.analysis.evaluate.evaluate import evaluate
 from attnflow.analysis.evaluate.examples import read_examples
 from attnflow.analysis.evaluate.report import Report
-from attnflow.analysis.importance.importances import IMPORTANCES
+from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTANCES
 from attnflow.analysis.job import Job
 from attnflow.cli.options import (
     Edges,
@@ -36,7 +36,7 @@ from attnflow.errors import OptionError
 from attnflow.models.load import load
 from attnflow.show.terminal.tables import print_markdown, say
 
-ALL_METHODS, ALL_IMPORTANCES = ",".join(METHODS), ",".join(IMPORTANCES)
+ALL_METHODS, ALL_IMPORTANCES = ",".join(METHODS), ",".join(PAPER_IMPORTANCES)
 
 
 @expand_options

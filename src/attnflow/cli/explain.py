@@ -32,6 +32,7 @@ from attnflow.cli.output import PageOutput, check_out
 from attnflow.core.methods import METHODS
 from attnflow.errors import OptionError
 from attnflow.models.load import BUNDLED, load
+from attnflow.models.predict import RUNNER_UP, Foil
 from attnflow.show.terminal.answers import print_explanation
 from attnflow.show.terminal.tables import print_notes, say
 
@@ -61,6 +62,15 @@ class ExplanationView(ViewFlags):
             )
 
 
+def read_foil_option(foil: str | None, runner_up: bool) -> Foil | None:
+    """The foil: a class by name, or the most probable other one."""
+    if foil is not None and runner_up:
+        raise OptionError(
+            f"one foil contrasts with the target; got --foil {foil} and --runner-up: give one"
+        )
+    return RUNNER_UP if runner_up else foil
+
+
 @expand_options
 def explain_command(
     text: Annotated[str, typer.Argument(help="The text to explain; - for standard input.")],
@@ -79,6 +89,13 @@ def explain_command(
         str | None,
         typer.Option(help="The class that importance watches; the prediction by default."),
     ] = None,
+    foil: Annotated[
+        str | None,
+        typer.Option(help="The class that gradient and relevance edges contrast the target with."),
+    ] = None,
+    runner_up: Annotated[
+        bool, typer.Option("--runner-up", help="The most probable other class is the foil.")
+    ] = False,
     importance: Annotated[
         bool, typer.Option("--importance", help="Show blank-out and input gradients too.")
     ] = False,
@@ -103,6 +120,7 @@ def explain_command(
         importance=None if is_watched or (is_filed and not output.is_picture) else (),
         position=position,
         target=target,
+        foil=read_foil_option(foil, runner_up),
         normalize=read_normalize(normalize),
         truncation=truncation,
         heads=None if heads and is_filed else "mean",

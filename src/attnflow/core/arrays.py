@@ -196,11 +196,14 @@ def check_rows(
     return checked
 
 
-def check_edges(edges: Array, precision: int, *, copy: bool = True) -> Array:
-    """Check that edges [layer, query, key] are finite and not negative; rows may have any sum."""
+def check_edges(edges: Array, precision: int, *, copy: bool = True, signed: bool = False) -> Array:
+    """Check that edges [layer, query, key] are finite; rows may have any sum.
+
+    signed: whether they may be negative.
+    """
     check_square(edges, "edges")
     checked = make_room(edges.shape, precision) if copy else edges
-    for layers, queries, part, sums in read_slabs(edges, "edges"):
+    for layers, queries, part, sums in read_slabs(edges, "edges", signed=signed):
         if not np.isfinite(sums).all():
             place = name_place(part, find_first(~np.isfinite(sums)), layers, queries)
             raise WeightsError(f"edges must have finite row sums; got {place}: scale them")
@@ -230,11 +233,16 @@ class Slab(NamedTuple):
     sums: Floats  # [layer, ..., query]
 
 
-def read_slabs(weights: Array, what: str) -> Iterator[Slab]:
-    """The slabs of weights, one after another; numbers must be finite and not negative."""
+def read_slabs(weights: Array, what: str, *, signed: bool = False) -> Iterator[Slab]:
+    """The slabs of weights, one after another; numbers must be finite, and not negative.
+
+    signed: whether they may be negative.
+    """
     for layers, queries in cut_slabs(weights):
         part = weights[layers, ..., queries, :].astype(np.float64, order="C")
-        bad = ~np.isfinite(part) | (part < 0)
+        bad = ~np.isfinite(part)
+        if not signed:
+            bad |= part < 0
         if bad.any():
             place = find_first(bad)
             raise WeightsError(

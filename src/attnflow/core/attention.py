@@ -198,6 +198,7 @@ class Attention(LayeredWeights):
             removed=gone,
             layer_names=None if self.layer_names is None else self.layer_names[:depth],
             edge_name="attention",
+            signed=False,
             source=replace(
                 self.source or Source(),
                 edges="attention",

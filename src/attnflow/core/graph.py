@@ -117,6 +117,8 @@ class AttentionGraph(LayeredWeights):
         The names of the layers, if they are not simply a model's layers.
     edge_name
         The name of the edge weight; if None, "attention" for weights and "given" for edges.
+    signed
+        Whether edges may be negative; rollout adds up their products, flow refuses them.
     source
         The origin of the weights; a `Source` without a model if None.
     copy
@@ -134,6 +136,7 @@ class AttentionGraph(LayeredWeights):
     residual: float | None  # None: inside the edges
     removed: tuple[int, ...]
     edge_name: str
+    signed: bool
     source: Source
 
     def __init__(
@@ -149,6 +152,7 @@ class AttentionGraph(LayeredWeights):
         removed: Iterable[int] = (),
         layer_names: Iterable[str] | None = None,
         edge_name: str | None = None,
+        signed: bool = False,
         source: Source | None = None,
         copy: bool = True,
     ) -> None:
@@ -171,7 +175,7 @@ class AttentionGraph(LayeredWeights):
         gone = check_positions(removed, array.shape[-1], "removed")
         copy = needs_copy(array, given, copy)
         if inside:
-            checked = check_edges(array, precision, copy=copy)
+            checked = check_edges(array, precision, copy=copy, signed=signed)
             causal, windows = check_mask(checked, "edges", causal, window, leak=0.0)
             checked[:, gone, :] = checked[:, :, gone] = 0.0
         else:
@@ -189,6 +193,7 @@ class AttentionGraph(LayeredWeights):
             window=windows,
             removed=gone,
             edge_name=edge_name,
+            signed=inside and signed,
             source=source,
         )
 

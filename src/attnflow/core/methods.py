@@ -20,6 +20,7 @@ from attnflow.core.request import (
     name_positions,
     read_graph,
     read_node,
+    refuse_signed,
 )
 from attnflow.core.results import LIMITS, TokenAttention
 from attnflow.errors import OptionError, RoundingWarning, WeightsError
@@ -205,6 +206,7 @@ def flow(
     """
     from attnflow.core.flow.solve import find_all_flows, find_flows
 
+    refuse_signed(attention)
     ask = Request.read(
         attention, "flow", layers, positions, bottom, normalize, groups, every_layer=False
     )
@@ -292,6 +294,7 @@ def max_flow(
     """
     from attnflow.core.flow.cut import find_flow_and_cut
 
+    refuse_signed(attention)
     graph = read_graph(attention)
     upper, (start,) = read_node(graph, source, "source")
     lower, ends = read_node(graph, target, "target", several=True)

@@ -222,6 +222,15 @@ def read_graph(attention: Weights) -> AttentionGraph:
     return (attention if isinstance(attention, Attention) else Attention(attention)).graph()
 
 
+def refuse_signed(attention: Weights) -> None:
+    """Refuse edges that may be negative, where they would be capacities."""
+    if isinstance(attention, AttentionGraph) and attention.signed:
+        raise OptionError(
+            f"a capacity is not negative, and {attention.edge_name} edges may be: use rollout, or"
+            " relevance edges for flow"
+        )
+
+
 def read_node(
     graph: AttentionGraph, node: object, what: str, *, several: bool = False
 ) -> tuple[int, tuple[int, ...]]:

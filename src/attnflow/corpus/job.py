@@ -265,7 +265,7 @@ def plan_job(
     stored.check_columns()
     depth = next(iter(graphs.values())).depth
     edges = job.edges or {}
-    watched = bool(job.importance) or any(edge.backward is not None for edge in edges.values())
+    watched = bool(job.importance) or any(edge.rules for edge in edges.values())
     return CorpusJob(stored, depth, heads, watched), replace(job, layers=layers)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnflow.capturing.backward_rule import PLAIN, BackwardRule, read_rule
+from attnflow.capturing.backward_rule import LINEARISED, PLAIN, BackwardRule, read_rule
 from attnflow.capturing.mix import LayerMix
 from attnflow.core.arrays import Floats
 from attnflow.core.choices import Choices, call_own, check_name, name_function
@@ -17,6 +17,12 @@ from attnflow.edges.contribution import weigh_contribution
 from attnflow.edges.effective import weigh_effective
 from attnflow.edges.gradient import weigh_gradient
 from attnflow.edges.norm import weigh_norm
+from attnflow.edges.relevance import (
+    carry_relevance,
+    weigh_relevance,
+    weigh_relevance_and_gradient,
+    weigh_signed_relevance,
+)
 from attnflow.edges.value_zeroing import weigh_value_zeroing
 from attnflow.errors import OptionError
 
@@ -45,7 +51,8 @@ class EdgeWeight:
         "inside": the weights contain the residual connection. "mixed": it is mixed in as for
         attention, and rows sum to 1.
     backward
-        The rule of the backward pass that computes `LayerMix.gradient`; None if not needed.
+        The rule of the backward pass that computes `LayerMix.gradient`, or several, whose
+        gradients are in `LayerMix.gradients`; None if not needed.
     identity
         Whether the residual connection is added to the weights, with weight 1.
     signed
@@ -54,23 +61,34 @@ class EdgeWeight:
         Whether the block is run again without some values.
     cross
         Whether attention to another sequence has edges.
+    carry
+        Makes edges, which may be negative, of the weights of all layers [layer, query, key], the
+        watched score and its position.
     """
 
     name: str
     compute: Weigh
     residual: str = "inside"
-    backward: BackwardRule | None = None
+    backward: BackwardRule | tuple[BackwardRule, ...] | None = None
     identity: bool = False
     signed: bool = False
     rerun: bool = False
     cross: bool = True
+    carry: Callable[[Floats, float, int], Floats] | None = None
 
     def __post_init__(self) -> None:
-        if self.backward is not None and not isinstance(self.backward, BackwardRule):
+        if not all(isinstance(rule, BackwardRule) for rule in self.rules):
             raise OptionError(
                 f"backward of edges {self.name!r} must be a BackwardRule or None; got"
                 f" {self.backward!r}: af.edge_weight takes names of rules as well"
             )
+
+    @property
+    def rules(self) -> tuple[BackwardRule, ...]:
+        """The backward rules."""
+        if self.backward is None:
+            return ()
+        return self.backward if isinstance(self.backward, tuple) else (self.backward,)
 
     @property
     def gradient(self) -> bool:
@@ -117,7 +135,8 @@ class EdgeWeight:
             )
         if self.signed:
             edges = np.maximum(edges, 0.0)
-        if not np.isfinite(edges).all() or (edges < 0).any():
+        is_negative = self.carry is None and bool((edges < 0).any())
+        if is_negative or not np.isfinite(edges).all():
             raise OptionError(f"{where} must be finite and not negative; got {edges.min():.3g}")
         own = mix.own.cpu().numpy()
         if self.residual == "mixed":
@@ -155,6 +174,16 @@ EDGES: dict[str, EdgeWeight] = {
     "norm": EdgeWeight("norm", weigh_norm),
     "contribution": EdgeWeight("contribution", weigh_contribution),
     "gradient": EdgeWeight("gradient", weigh_gradient, backward=PLAIN, identity=True),
+    "relevance": EdgeWeight("relevance", weigh_relevance, backward=LINEARISED, identity=True),
+    "relevance_and_gradient": EdgeWeight(
+        "relevance_and_gradient",
+        weigh_relevance_and_gradient,
+        backward=(LINEARISED, PLAIN),
+        identity=True,
+    ),
+    "signed_relevance": EdgeWeight(
+        "signed_relevance", weigh_signed_relevance, backward=LINEARISED, carry=carry_relevance
+    ),
     "value_zeroing": EdgeWeight("value_zeroing", weigh_value_zeroing, rerun=True, cross=False),
 }
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 def weigh_gradient(mix: LayerMix) -> "torch.Tensor":
     """[head, query, key]: the positive part of each weight times its gradient."""
-    if mix.gradient is None:
+    return attribute(mix).clamp_(min=0.0)
+
+
+def attribute(mix: LayerMix, rule: str | None = None) -> "torch.Tensor":
+    """[head, query, key]: each weight times its gradient, by the only rule or by one of several."""
+    gradient = mix.gradient if rule is None else mix.gradients.get(rule)
+    if gradient is None:
         raise CaptureError(f"the gradient of {mix.name} was not computed: give backward='plain'")
-    return (mix.attention * mix.gradient).clamp_(min=0.0)
+    return mix.attention * gradient

@@ -16,6 +16,7 @@ from attnflow.capturing.backward import (
     TargetOrPair,
     Watch,
     WatchedTarget,
+    read_foil,
     read_targets,
     run_backward,
 )
@@ -46,6 +47,7 @@ from attnflow.models.execution import unchanged
 from attnflow.models.families import name_part
 from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
+from attnflow.models.predict import Foil
 from attnflow.models.wiring.linear_maps import ModuleReader
 
 # the mix of a layer, with the gradient of each backward rule, and under None without one
@@ -70,6 +72,7 @@ def attention_graph(
     *,
     edges: Choices = ...,
     target: TargetOrPair = ...,
+    foil: Foil | None = ...,
     target_of: str = ...,
     residual: float | None = ...,
     heads: str = ...,
@@ -85,6 +88,7 @@ def attention_graph(
     *,
     edges: Choices = ...,
     target: TargetOrPair = ...,
+    foil: Foil | None = ...,
     target_of: str = ...,
     residual: float | None = ...,
     heads: str = ...,
@@ -99,6 +103,7 @@ def attention_graph(
     *,
     edges: Choices = "attention",
     target: TargetOrPair = None,
+    foil: Foil | None = None,
     target_of: str = "logit",
     residual: float | None = None,
     heads: str = "mean",
@@ -117,11 +122,15 @@ def attention_graph(
         The weight of the edges: "attention"; "effective", without the part that changes no output;
         "norm", the length of the part that comes from a key; "contribution", how much nearer that
         part brings the stream to its value; "gradient", attention times its gradient, where
-        positive; "value_zeroing", how the block's output turns without a key's value; or an
+        positive; "relevance", the same in a linearised backward pass; "relevance_and_gradient",
+        the mean of both; "signed_relevance", exact shares with their signs, for rollout;
+        "value_zeroing", how the block's output turns without a key's value; or an
         `edge_weight`.
     target
-        The target of gradient edges: a class by name or number, for language models a token; or a
-        pair of them, whose difference is watched. The predicted class if None.
+        The target of gradient and relevance edges: a class by name or number, for language models a
+        token; or a pair of them, whose difference is watched. The predicted class if None.
+    foil
+        The class that the target is contrasted with; `RUNNER_UP` is the most probable other one.
     target_of
         "logit", "log_probability" or "probability" of the target.
     residual
@@ -149,7 +158,7 @@ def attention_graph(
     encoded, many = encode_inputs(model, inputs, truncation)
     for each in encoded if position is not None else ():
         model.locate(each, position)  # refused also where no gradient is taken
-    watches = watch_edges(model, weights, target, target_of)
+    watches = watch_edges(model, weights, read_foil(target, foil), target_of)
     graphs: dict[int, AttentionGraph] = {}
     for batch in batches(encoded, model.batch_tokens):
         chosen = [encoded[place] for place in batch]
@@ -176,6 +185,7 @@ def capture_mix(
     value: OneInput,
     *,
     target: TargetOrPair = None,
+    foil: Foil | None = None,
     target_of: str = "logit",
     position: int | None = None,
     backward: BackwardRule | str | None = None,
@@ -190,7 +200,7 @@ def capture_mix(
         A `Model`, a name or folder as `load` takes it, or a Hugging Face model.
     value
         One input, as `capture` takes it.
-    target, target_of, position
+    target, foil, target_of, position
         The target of the gradient, as for `attention_graph`.
     backward
         The rule of the backward pass that computes `LayerMix.gradient`, as for `edge_weight`; None
@@ -208,8 +218,9 @@ def capture_mix(
     rule = read_backward(backward, gradient, "capture_mix")
     model = open_model(model)
     encoded = model.encode(value)
-    read_targets(model, target, target_of, 1)
-    watches = {} if rule is None else {rule: Watch(target, target_of, rule)}
+    aim = read_foil(target, foil)
+    read_targets(model, aim, target_of, 1)
+    watches = {} if rule is None else {rule: watch_rule(model, rule, aim, target_of)}
     gradients = compute_gradients(model, [encoded], watches, position)
     mixes: list[LayerMix] = []
 
@@ -235,8 +246,22 @@ def watch_edges(
     The target is checked even if no edges need it.
     """
     read_targets(model, target, target_of, len(target) if isinstance(target, list) else 1)
-    rules = [weight.backward for weight in weights.values() if weight.backward is not None]
-    return {rule: Watch(target, target_of, rule) for rule in rules}
+    rules = [rule for weight in weights.values() for rule in weight.rules]
+    return {rule: watch_rule(model, rule, target, target_of) for rule in rules}
+
+
+def watch_rule(
+    model: Model, rule: BackwardRule, target: WatchedTarget = None, target_of: str = "logit"
+) -> Watch:
+    """The watch of a backward rule, with the proof that a linear one conserves the target."""
+    if rule.conserves and target_of != "logit":
+        raise OptionError(
+            f"relevance watches the logit, of which it gives shares; got target_of={target_of!r}:"
+            " leave it out"
+        )
+    one_stack = not (model.is_vision or model.is_encoder_decoder)
+    wanted = ("attention", "blocks") if rule.conserves and one_stack else ("attention",)
+    return Watch(target, target_of, rule, wanted)
 
 
 def compute_gradients(
@@ -292,7 +317,7 @@ def run_edges(
         for name, weight in weights.items():
             if not weight.cross:
                 refuse_cross(name, model.name)
-    rules = {weight.backward for weight in weights.values()} - {None}
+    rules = {rule for weight in weights.values() for rule in weight.rules}
     chosen = {rule: found for rule, found in gradients.items() if rule in rules}
     collector = EdgeCollector(model, inputs, weights, heads)
     rerun = any(weight.rerun for weight in weights.values())
@@ -351,6 +376,7 @@ class EdgeCollector:
             for name in self.weights:
                 matrices = layers.pop(name)
                 stacks[name] = np.stack([matrices[number] for number in order])
+                stacks[name] = carry_layers(self.weights[name], stacks[name], gradients, place)
             targets = {rule: found.names[place] for rule, found in gradients.items()}
             graphs.append(
                 make_graphs(
@@ -380,7 +406,7 @@ def weigh_mixes(
     """
     found = {}
     for name, weight in weights.items():
-        mix = mixes[weight.backward]
+        mix = select_mix(mixes, weight)
         if EDGES.get(weight.name) is not weight:  # a user-defined function may write to its input
             mix = mix.copy()
         edges, has_heads = weight.weigh_layer(mix, heads or "mean")
@@ -390,9 +416,27 @@ def weigh_mixes(
     return found
 
 
+def select_mix(mixes: MixByRule, weight: EdgeWeight) -> LayerMix:
+    """The mix of a layer with the gradients that an edge weight needs."""
+    if not weight.rules:
+        return mixes[None]
+    gradients = {rule.name: mixes[rule].gradient for rule in weight.rules}
+    return replace(mixes[weight.rules[0]], gradients=gradients)
+
+
+def carry_layers(
+    weight: EdgeWeight, layers: Array, gradients: Mapping[BackwardRule, Gradients], place: int
+) -> Array:
+    """[layer, query, key] of one input, carried down from the watched score if need be."""
+    if weight.carry is None:
+        return layers
+    found = gradients[weight.rules[0]]
+    return weight.carry(layers.astype(np.float64), found.scores[place], found.positions[place])
+
+
 def reduce_precision(edges: Array) -> Array:
     """Edges in float32, unless their size is beyond its range."""
-    largest = edges.max(initial=0.0)
+    largest = np.abs(edges).max(initial=0.0)
     fits = largest == 0 or SMALLEST_SINGLE < largest < LARGEST_SINGLE
     return edges.astype(np.float32) if fits else edges
 
@@ -421,10 +465,11 @@ def make_graphs(
     for name, weight in weights.items():
         inside = weight.residual == "inside"
         mixed = None if inside else share
-        target = None if weight.backward is None else targets.get(weight.backward)
+        target = targets.get(weight.rules[0]) if weight.rules else None
         graphs[name] = AttentionGraph(
             None if inside else stacks[name],
             edges=stacks[name] if inside else None,
+            signed=weight.carry is not None,
             residual=mixed,
             edge_name=name,
             source=replace(

@@ -113,7 +113,7 @@ def split_edges(
 ) -> tuple[dict[str, EdgeWeight], dict[str, EdgeWeight]]:
     """The edge weights that a step gives, and those that watch each generated token."""
     others = drop_attention(weights)
-    steps = {name: weight for name, weight in others.items() if weight.backward is None}
+    steps = {name: weight for name, weight in others.items() if not weight.rules}
     return steps, {name: weight for name, weight in others.items() if name not in steps}
 
 

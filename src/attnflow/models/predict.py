@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from inspect import signature
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attnflow.errors import OptionError
 from attnflow.models.families import LANGUAGE
@@ -12,6 +13,19 @@ if TYPE_CHECKING:
     import torch
 
     from attnflow.models.model import Model
+
+
+class RunnerUp(Enum):
+    """The automatic foil: the most probable class, or token, other than the target."""
+
+    RUNNER_UP = "runner-up"
+
+    def __repr__(self) -> str:
+        return "attnflow.RUNNER_UP"
+
+
+RUNNER_UP: Final = RunnerUp.RUNNER_UP
+Foil = int | str | RunnerUp  # a class by number or name; for language models, a token
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,28 @@ def choose_targets(
             f"target must be from 0 to {scores.shape[-1] - 1} for {model.name}; got {max(chosen)}"
         )
     return chosen
+
+
+def choose_foils(
+    model: "Model", scores: "torch.Tensor", targets: Sequence[int], foils: Sequence[int | RunnerUp]
+) -> list[int]:
+    """The class that each target is contrasted with; it differs from the target.
+
+    scores: [sequence, class], logits or probabilities.
+    """
+    chosen = []
+    for row, (target, foil) in enumerate(zip(targets, foils, strict=True)):
+        if isinstance(foil, RunnerUp):
+            if scores.shape[-1] < 2:
+                raise OptionError(f"a foil is another class, and {model.name} has only one")
+            first, second = scores[row].topk(2).indices.tolist()
+            foil = second if first == target else first
+        if foil == target:
+            raise OptionError(
+                f"a contrast is between two different targets; got {model.label(target)!r} twice"
+            )
+        chosen.append(foil)
+    return choose_targets(model, scores, chosen)
 
 
 def find_label(labels: dict[int, str], target: str) -> list[int]:

@@ -159,7 +159,7 @@ def run_mixes(
 def refuse_whole(weight: EdgeWeight) -> None:
     """Refuse edges whose rows depend on more than their own query."""
     needs = {
-        "a backward pass from a target, which keeps whole matrices": weight.backward is not None,
+        "a backward pass from a target, which keeps whole matrices": bool(weight.rules),
         "each block run again per token": weight.rerun,
     }
     for need, is_needed in needs.items():

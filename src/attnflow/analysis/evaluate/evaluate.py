@@ -21,7 +21,7 @@ from attnflow.analysis.evaluate.scored_example import ScoredExample
 from attnflow.analysis.evaluate.scorers import Scorer, Scorers, read_scorers, run_scorer
 from attnflow.analysis.evaluate.yardsticks import Faithful, Subject, Yardsticks
 from attnflow.analysis.faithfulness.plausibility import read_rationales
-from attnflow.analysis.importance.importances import IMPORTANCES
+from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTANCES
 from attnflow.analysis.importance.watch import check_scorable
 from attnflow.analysis.job import GraphMaker, Job
 from attnflow.analysis.run import (
@@ -56,7 +56,7 @@ def evaluate(
     *,
     methods: Choices = tuple(METHODS),
     edges: Choices = "attention",
-    against: Choices = tuple(IMPORTANCES),
+    against: Choices = tuple(PAPER_IMPORTANCES),
     scorers: Scorers | None = None,
     layers: Iterable[int] | int | None = None,
     limit: int | None = None,

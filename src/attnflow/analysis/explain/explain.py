@@ -34,6 +34,7 @@ from attnflow.errors import OptionError
 from attnflow.models.encoded import OneInput, are_many, restore_picture
 from attnflow.models.load import BUNDLED, ModelLike, open_model
 from attnflow.models.model import Model
+from attnflow.models.predict import Foil
 
 Kind = TypeVar("Kind", bound=Event)
 Options = ParamSpec("Options")
@@ -49,6 +50,7 @@ def explain(
     importance: Choices | None = None,
     position: int | None = None,
     target: TargetOrPair = None,
+    foil: Foil | None = None,
     heads: str | None = "mean",
     graph: GraphMaker | None = None,
     residual: float | None = None,
@@ -74,21 +76,25 @@ def explain(
         attnflow's own method of that name. All of attnflow's if None.
     edges
         The weight of an edge of the graph: one or several of "attention", "effective", "norm",
-        "contribution", "gradient" and what `edge_weight` makes. The names of results on edges other
-        than attention begin with the edges: "contribution rollout". Attention if None. If methods
-        is None as well, the recommended method comes first: gradient rollout for decoders, gradient
-        flow for encoders, contribution rollout for models without prediction (docs/edges.md).
+        "contribution", "gradient", "relevance" and what `edge_weight` makes. The names of results
+        on edges other than attention begin with the edges: "contribution rollout". Attention if
+        None. If methods is None as well, the recommended method comes first: gradient rollout for
+        decoders, gradient flow for encoders, contribution rollout for models without prediction
+        (docs/edges.md).
     importance
-        Names of importances, or {name: function}, called as f(model, inputs, target); () for none,
-        all of attnflow's if None. Left out where it is not available: for images,
-        encoder-decoders and models without prediction.
+        Names of importances ("blank_out", "input_gradient", "relevance"), or {name: function},
+        called as f(model, inputs, target); () for none, the first two if None. Left out where it is
+        not available: for images, encoder-decoders and models without prediction.
     position
         The position to explain, instead of the one that the prediction comes from; a negative one
         counts from the end.
     target
         The class whose probability importance watches, and whose logit gradient edges watch; the
-        prediction if None. Of a pair, gradient edges watch the difference of the logits, and
-        importance the first class.
+        prediction if None. A pair is a target and its foil.
+    foil
+        A class to contrast the target with: gradient and relevance edges, and the importance
+        "relevance", watch the difference of the two logits. `RUNNER_UP` is the most probable class
+        other than the target.
     heads
         "mean", "max" or "min" fuse heads while capturing; None keeps every head, for the page.
     graph
@@ -114,6 +120,7 @@ def explain(
         importance=importance,
         position=position,
         target=target,
+        foil=foil,
         heads=heads,
         graph=graph,
         residual=residual,

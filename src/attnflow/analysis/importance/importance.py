@@ -51,6 +51,11 @@ class Importance(ArrayTable):
         The groups of positions that were scored; None for tokens.
     source
         Where the result came from.
+    score
+        For relevance, what was shared out: the target's logit, or its difference to that of the
+        foil; else None.
+    biases
+        For relevance, the share of the model's biases in the score; else None.
 
     >>> keys = Importance(np.array([0.1, 0.7]), "mine", ("the", "keys"), "plural", 0.9)
     >>> keys.top(1)
@@ -68,6 +73,8 @@ class Importance(ArrayTable):
     signed: bool = False
     groups: tuple[Group, ...] | None = None
     source: Source | None = None
+    score: float | None = None
+    biases: float | None = None
 
     def top(self, k: int = 5) -> list[tuple[int, str, float]]:
         """The most important tokens, for or against, as (position, token, value).
@@ -119,6 +126,8 @@ class Importance(ArrayTable):
             "tokens": self.tokens,
             "values": self.values,
         }
+        if self.score is not None:
+            content |= {"score": self.score, "biases": self.biases}
         if self.groups is not None:
             content["groups"] = [group.positions for group in self.groups]
         return content
