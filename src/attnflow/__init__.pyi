@@ -3,6 +3,8 @@
 from . import figures as figures
 from .analysis.evaluate.evaluate import evaluate
 from .analysis.evaluate.report import Report
+from .analysis.evaluate.truth.truth_prompts import TruthPrompt, TruthPrompts, truth_prompts
+from .analysis.evaluate.truth.truth_report import TruthReport
 from .analysis.explain.compare import SideBySide, compare
 from .analysis.explain.explain import explain, explain_events
 from .analysis.explain.explanation import Explanation
@@ -112,6 +114,9 @@ __all__ = [
     "Source",
     "StageStarted",
     "TokenAttention",
+    "TruthPrompt",
+    "TruthPrompts",
+    "TruthReport",
     "WeightsError",
     "attention_graph",
     "blank_out",
@@ -142,6 +147,7 @@ __all__ = [
     "rollout_segments",
     "sinks",
     "token_attention",
+    "truth_prompts",
 ]
 
 __version__: str

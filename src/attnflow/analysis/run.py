@@ -54,7 +54,7 @@ from attnflow.errors import CaptureError, OptionError
 from attnflow.models.encoded import Encoded, OneInput, batches
 from attnflow.models.execution import unchanged
 from attnflow.models.model import Model
-from attnflow.models.predict import Prediction, Target, predict_targets
+from attnflow.models.predict import Foil, Prediction, Target, predict_targets
 from attnflow.notices import collect_notices, ignore_notices
 
 MODEL_STAGE, GRAPH_STAGE = "model", "the attention graph"  # stages without a result
@@ -71,13 +71,14 @@ class Case:
         The input as it was given, passed to user-defined importances.
     encoded
         The same as the model takes it.
-    target
-        The class to watch, instead of the job's.
+    target, foil
+        The class to watch and the one to contrast it with, instead of the job's.
     """
 
     value: OneInput
     encoded: Encoded
     target: int | None = None
+    foil: Foil | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,7 +381,10 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
     targets = [case.target for case in batch.values()]
     position = job.asked_position
     places = [model.locate(encoded, position) for encoded in inputs]
-    aim: WatchedTarget = [read_foil(target, job.foil) for target in targets]
+    aim: WatchedTarget = [
+        read_foil(case.target, job.foil if case.foil is None else case.foil)
+        for case in batch.values()
+    ]
     watches: dict[Hashable, Watch] = dict(watch_edges(model, plan.weights, aim).items())
     backward = None
     gradients: Sequence[Importance | None] = [None] * len(inputs)
