@@ -8,7 +8,7 @@ import numpy as np
 
 from attnflow.analysis.evaluate.examples import Example
 from attnflow.analysis.evaluate.scorers import Scorer, run_scorer
-from attnflow.analysis.evaluate.truth.ranks import Places, TruthRank, list_ranked, rank_truth
+from attnflow.analysis.evaluate.truth.ranks import Positions1D, TruthRank, list_ranked, rank_truth
 from attnflow.analysis.evaluate.truth.truth_prompts import TruthPrompt
 from attnflow.analysis.evaluate.truth.truth_report import RankedPrompt, TruthReport
 from attnflow.analysis.job import Job
@@ -125,7 +125,7 @@ def rank_all(prompt: TruthPrompt, scores: Mapping[str, Floats], seed: int) -> di
     return ranks
 
 
-def rank_at_random(prompt: TruthPrompt, ranked: Places, seed: int) -> TruthRank:
+def rank_at_random(prompt: TruthPrompt, ranked: Positions1D, seed: int) -> TruthRank:
     """The mean over random orders."""
     rng = np.random.default_rng(seed)
     drawn = [

@@ -10,7 +10,7 @@ from attnflow.analysis.statistics import RESAMPLES, round_scores
 from attnflow.core.arrays import Floats
 from attnflow.models.encoded import Encoded
 
-Places = npt.NDArray[np.int64]
+Positions1D = npt.NDArray[np.int64]
 
 
 class TruthRank(NamedTuple):
@@ -24,14 +24,16 @@ class TruthRank(NamedTuple):
     precision: float  # the average precision of value and keys; NaN where keys are not known
 
 
-def list_ranked(encoded: Encoded) -> Places:
+def list_ranked(encoded: Encoded) -> Positions1D:
     """The positions that are ranked: all but the first and the last token, and special ones."""
     kept = ~np.array(encoded.special or (False,) * len(encoded.tokens))
     kept[[0, -1]] = False
     return np.flatnonzero(kept)
 
 
-def rank_truth(scores: Floats, ranked: Places, value: int, keys: Sequence[int] = ()) -> TruthRank:
+def rank_truth(
+    scores: Floats, ranked: Positions1D, value: int, keys: Sequence[int] = ()
+) -> TruthRank:
     """The rank of the value, and the average precision of value and keys.
 
     >>> scores = np.array([9.0, 0.5, 0.7, 0.1, 9.0])

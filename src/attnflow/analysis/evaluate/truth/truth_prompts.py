@@ -281,7 +281,7 @@ class PromptSearch:
         self.words = WordTokens(self.model)
 
     def run(self, wanted: int, tries: int) -> "PromptSearch":
-        """Draw until so many prompts are kept, or so many drafts were tried."""
+        """Draw until enough prompts are kept, or `tries` drafts were drawn."""
         drawn = 0
         while len(self.kept) < wanted and drawn < tries:
             size = min(DRAFTS_TOGETHER, 2 * (wanted - len(self.kept)) + 2)
