@@ -143,9 +143,7 @@ def measure_texts(
     watched = watch(model, whole, None)
     records: list[Record] = []
     jobs: list[tuple[Record, str, dict[str, list[Order]], Question]] = []
-    for value, place, (target, _), rows, text in zip(
-        encoded, places, watched, scored, texts, strict=True
-    ):
+    for value, place, seen, rows, text in zip(encoded, places, watched, scored, texts, strict=True):
         units, chosen, _ = list_perturbed(model, value)
         at = list(chosen)
         record: Record = {"tokens": len(value.tokens), "yardsticks": {}}
@@ -157,7 +155,7 @@ def measure_texts(
         orders[RANDOM] = draw_orders(len(units), setting.seeds)
         for way in ways:
             record["yardsticks"][way.name] = dict(plain)
-            jobs.append((record, way.name, orders, Question(value, place, target, units, way)))
+            jobs.append((record, way.name, orders, Question(value, place, seen.target, units, way)))
         records.append(record)
     inquiries = [
         (question, inquire(question, list_different(orders), request, setting.beam))

@@ -246,7 +246,7 @@ def test_explain_has_relevance_by_name_and_watches_the_foil() -> None:
     [
         ({"target": "plural", "foil": "plural"}, "a contrast is between two different targets"),
         ({"target": ("plural", "singular"), "foil": 0}, "a pair of targets has its foil"),
-        ({"foil": "many"}, "unknown target 'many'; choose from singular, plural"),
+        ({"foil": "many"}, "unknown foil 'many'; choose from singular, plural"),
         ({"foil": "plural"}, "a contrast is between two different targets; got 'plural' twice"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from attnflow.analysis.faithfulness.faithfulness import Measurement
+from attnflow.analysis.faithfulness.faithfulness import Measurement, choose_value
 from attnflow.analysis.faithfulness.metrics import BINS
 from attnflow.analysis.importance.importance import Importance
 from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTANCES
@@ -26,7 +26,7 @@ from attnflow.edges.graphs import drop_attention, refuse_residual
 from attnflow.errors import OptionError
 from attnflow.models.attention_weights import check_heads
 from attnflow.models.model import Model
-from attnflow.models.predict import Foil
+from attnflow.models.predict import Foil, FoilNumber, number_foil
 from attnflow.models.segments import KINDS
 
 GraphMaker = Callable[[Attention], AttentionGraph]
@@ -132,7 +132,7 @@ class Job:
         taken over all positions.
     target, foil
         The class (for language models: the token) that importance and gradients watch, the
-        prediction if None; and the one whose logit edges and relevance subtract from its logit.
+        prediction if None; and the one that it is contrasted with, by the difference of logits.
     heads
         How heads are fused while capturing; None keeps every head.
     graph
@@ -197,7 +197,7 @@ class Job:
         segments: str | None = None,
         faithfulness: Choices | None = (),
         replacement: object = None,
-        target_of: str = "probability",
+        target_of: str | None = None,
         truncation: bool = False,
         workers: int = 1,
         everywhere: bool = False,
@@ -224,7 +224,9 @@ class Job:
             without=tuple(dict.fromkeys(check_integers(without, "without"))),
             normalize=normalize,
             segments=segments,
-            faithfulness=read_faithfulness(faithfulness, target_of),
+            faithfulness=read_faithfulness(
+                faithfulness, choose_value(target_of, contrasts=against is not None)
+            ),
             replacement=replacement,
             truncation=truncation,
             workers=workers,
@@ -349,17 +351,23 @@ class Job:
         """The methods that were named; all of attnflow's if none were."""
         return METHODS if self.methods is None else self.methods
 
-    def check_target(self, model: Model) -> int | None:
-        """The number of the class to watch; None for the prediction."""
+    def check_target(self, model: Model) -> tuple[int | None, FoilNumber | None]:
+        """The numbers of the class to watch, None for the prediction, and of its foil, if any."""
         if self.target is None and self.foil is None:
-            return None
+            return None, None
         if not model.predicts:
             given = self.target if self.foil is None else (self.target, self.foil)
             raise OptionError(
                 f"a target requires a model that predicts, and {model.name} has no head that"
                 f" predicts; got {given!r}: leave it out"
             )
-        return None if self.target is None else model.target(self.target)
+        target = None if self.target is None else model.target(self.target)
+        foil = number_foil(model, self.foil)
+        if target is not None and target == foil:
+            raise OptionError(
+                f"a contrast is between two different targets; got {model.label(target)!r} twice"
+            )
+        return target, foil
 
 
 def describe_missing_edges(edges: str, error: Exception) -> str:

@@ -21,8 +21,7 @@ from attnflow.analysis.importance.input_gradient import (
     read_input_gradients,
     watch_input,
 )
-from attnflow.analysis.importance.relevance import relevance
-from attnflow.analysis.importance.watch import check_scorable
+from attnflow.analysis.importance.watch import WatchedClass, check_scorable
 from attnflow.analysis.job import (
     IMPORTANCE_FORM,
     ImportanceFunction,
@@ -40,7 +39,7 @@ from attnflow.analysis.long_inputs import (
     goes_by_rows,
     plan_rows,
 )
-from attnflow.capturing.backward import Watch, WatchedTarget, read_foil, run_backward
+from attnflow.capturing.backward import Watch, pair_aims, run_backward
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.choices import Method, MethodOptions, accepts, call_own, run_method
@@ -54,7 +53,14 @@ from attnflow.errors import CaptureError, OptionError
 from attnflow.models.encoded import Encoded, OneInput, batches
 from attnflow.models.execution import unchanged
 from attnflow.models.model import Model
-from attnflow.models.predict import Foil, Prediction, Target, predict_targets
+from attnflow.models.predict import (
+    Foil,
+    Prediction,
+    Target,
+    check_foils,
+    number_foil,
+    predict_targets,
+)
 from attnflow.notices import collect_notices, ignore_notices
 
 MODEL_STAGE, GRAPH_STAGE = "model", "the attention graph"  # stages without a result
@@ -71,8 +77,10 @@ class Case:
         The input as it was given, passed to user-defined importances.
     encoded
         The same as the model takes it.
-    target, foil
-        The class to watch and the one to contrast it with, instead of the job's.
+    target
+        The class to watch, instead of the job's.
+    foil
+        The class to contrast the target with, instead of the job's.
     """
 
     value: OneInput
@@ -284,21 +292,35 @@ def run(
     batch_tokens: the number of tokens that run together; the model's default if None.
     """
     plan = job.plan(model)
-    target = job.check_target(model)
+    named = name_cases(model, cases, job)
     for number, case in enumerate(cases):
         yield InputEncoded(number, case.encoded)
     short: dict[int, Case] = {}
-    for number, case in enumerate(cases):
-        watched = replace(case, target=target) if case.target is None else case
-        if needs_rows(model, job, plan, watched):
-            yield from run_rows(model, number, watched, job, plan)
+    for number, case in enumerate(named):
+        if needs_rows(model, job, plan, case):
+            yield from run_rows(model, number, case, job, plan)
         else:
-            short[number] = watched
+            short[number] = case
     numbers = list(short)
     encoded = [case.encoded for case in short.values()]
     for places in batches(encoded, model.batch_tokens if batch_tokens is None else batch_tokens):
         batch = {numbers[place]: short[numbers[place]] for place in places}
         yield from run_graphs(model, batch, job, plan, batch_tokens)
+
+
+def name_cases(model: Model, cases: Sequence[Case], job: Job) -> list[Case]:
+    """The cases with what is watched of each: its own target and foil, or the job's."""
+    target, foil = job.check_target(model)
+    named = [
+        replace(
+            case,
+            target=target if case.target is None else case.target,
+            foil=foil if case.foil is None else number_foil(model, case.foil),
+        )
+        for case in cases
+    ]
+    check_foils([case.foil for case in named])
+    return named
 
 
 def run_graphs(
@@ -370,6 +392,16 @@ class Reading:
             raise OptionError("importance requires a model that predicts")
         return self.prediction.target
 
+    @property
+    def watched(self) -> WatchedClass:
+        """What importance watches: the target, against its foil if it has one."""
+        target, prediction = self.target, self.prediction
+        if prediction is None or prediction.foil is None:
+            return WatchedClass(target.number, target.probability)
+        return WatchedClass(
+            target.number, target.probability, prediction.foil.number, prediction.difference
+        )
+
 
 def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) -> list[Reading]:
     """Run a model once on a batch: attention, prediction and the graphs of other edges.
@@ -379,18 +411,16 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
     start = time.perf_counter()
     inputs = [case.encoded for case in batch.values()]
     targets = [case.target for case in batch.values()]
+    foils = [number_foil(model, case.foil) for case in batch.values()]
     position = job.asked_position
     places = [model.locate(encoded, position) for encoded in inputs]
-    aim: WatchedTarget = [
-        read_foil(case.target, job.foil if case.foil is None else case.foil)
-        for case in batch.values()
-    ]
-    watches: dict[Hashable, Watch] = dict(watch_edges(model, plan.weights, aim).items())
+    aims = pair_aims(targets, foils)
+    watches: dict[Hashable, Watch] = dict(watch_edges(model, plan.weights, aims).items())
     backward = None
     gradients: Sequence[Importance | None] = [None] * len(inputs)
     if watches:
         if job.choose_importance(model).get("input_gradient") is input_gradient:
-            watches[WATCH_KEY] = watch_input(targets)
+            watches[WATCH_KEY] = watch_input(targets, foils)
         backward = run_backward(model, inputs, watches, position=position)
         if WATCH_KEY in watches:
             gradients = read_input_gradients(model, inputs, backward)
@@ -405,7 +435,7 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
     predictions: Sequence[Prediction | None] = [None] * len(inputs)
     if model.predicts:
         logits = model.read_logits(passed.output, list(map(model.logit_position, inputs, places)))
-        predictions = predict_targets(model, logits, targets)
+        predictions = predict_targets(model, logits, targets, foils)
     seconds = time.perf_counter() - start
     return [
         Reading(
@@ -499,7 +529,7 @@ def needs_rows(model: Model, job: Job, plan: Plan, case: Case) -> bool:
     """
     named = () if job.methods is None else job.methods.values()
     makes_graph = job.graph is not None or job.heads != "mean" or job.normalize is None
-    watches = bool(job.importance) or case.target is not None
+    watches = bool(job.importance) or case.target is not None or case.foil is not None
     return (
         job.everywhere
         and not makes_graph
@@ -545,14 +575,13 @@ def score_importance(
     known = [each.input_gradient for each in readings if each.input_gradient is not None]
     if name == "input_gradient" and len(known) == len(readings):
         return known
-    options = {"foil": job.foil} if function is relevance else {}
     return function(
         model,
         [reading.encoded for reading in readings],
         [reading.target.number for reading in readings],
+        foil=[reading.watched.foil for reading in readings],
         position=job.asked_position,
         batch_tokens=batch_tokens,
-        **options,
     )
 
 
@@ -569,7 +598,7 @@ def score_blank_out(
         model,
         [reading.encoded for reading in readings],
         [model.logit_position(reading.encoded, reading.position) for reading in readings],
-        [(reading.target.number, reading.target.probability) for reading in readings],
+        [reading.watched for reading in readings],
         blank=find_replacement(model, None),
         signed=signed,
         batch_tokens=batch_tokens,
@@ -603,9 +632,11 @@ def score_own_importance(
     position = job.asked_position
     if job.everywhere and len(readings) == 1:
         position = readings[0].position
-    options = (
-        {} if position is None or not accepts(function, "position") else {"position": position}
-    )
+    options: dict[str, object] = {} if position is None else {"position": position}
+    foils = [reading.watched.foil for reading in readings]
+    if None not in foils:
+        options["foil"] = foils
+    options = {name: value for name, value in options.items() if accepts(function, name)}
     # token ids, where the text alone would be encoded otherwise
     values = [
         list(reading.encoded.ids)

@@ -20,7 +20,16 @@ from attnflow.models.context import set_within
 from attnflow.models.encoded import Encoded
 from attnflow.models.execution import evaluating, running
 from attnflow.models.model import Model
-from attnflow.models.predict import Foil, RunnerUp, choose_foils, choose_targets, keep_logits
+from attnflow.models.predict import (
+    Foil,
+    FoilNumber,
+    RunnerUp,
+    choose_foils,
+    choose_targets,
+    keep_logits,
+    name_watched,
+    number_class,
+)
 from attnflow.models.wiring.linear_maps import MISSING
 
 if TYPE_CHECKING:
@@ -36,7 +45,7 @@ TargetOrPair = int | str | tuple[int | str | None, Foil] | None
 WatchedTarget = (
     TargetOrPair | list[int] | list[int | None] | list[TargetOrPair]
 )  # one for all inputs, or one per input
-Aim = tuple[int | None, ...] | tuple[int | None, int | RunnerUp]  # by number, with a foil or not
+Aim = tuple[int | None] | tuple[int | None, FoilNumber]  # by number, with a foil or not
 # the run_backward that this context belongs to, in any thread that recomputes blocks for it
 current: ContextVar[object] = ContextVar("current", default=None)
 
@@ -258,7 +267,7 @@ def differentiate(
     )[: len(wanted)]
     found = Gradients(
         tuple(targets),
-        tuple(" - ".join(map(model.label, each)) for each in targets),
+        tuple(name_watched(model, each) for each in targets),
         dict(enumerate(gradients[: len(by_attention)])),
         dict(zip(places, gradients[len(by_attention) :], strict=True)),
         tuple(scores.tolist()),
@@ -318,6 +327,14 @@ def read_foil(target: TargetOrPair, foil: Foil | None) -> TargetOrPair:
     return target, foil
 
 
+def pair_aims(
+    targets: Sequence[int | None], foils: Sequence[FoilNumber | None]
+) -> list[TargetOrPair]:
+    """Each target with its foil; foils: of each target, or none at all."""
+    against = foils or [None] * len(targets)
+    return [read_foil(target, foil) for target, foil in zip(targets, against, strict=True)]
+
+
 def number_target(model: Model, target: TargetOrPair) -> Aim:
     """The number of a class, or of two different ones."""
     if not isinstance(target, tuple):
@@ -325,8 +342,10 @@ def number_target(model: Model, target: TargetOrPair) -> Aim:
     if len(target) != 2:
         raise OptionError(f"a contrast is between two targets; got {len(target)}")
     named, against = target
+    if against is None:
+        raise OptionError(f"a contrast is between two named targets; got {target!r}")
     first = None if named is None else model.target(named)
-    second = against if isinstance(against, RunnerUp) else model.target(against)
+    second = against if isinstance(against, RunnerUp) else number_class(model, against, "foil")
     if first == second:
         raise OptionError(f"a contrast is between two different targets; got {target!r}")
     return first, second
@@ -337,10 +356,12 @@ def fill_targets(
 ) -> tuple[tuple[int, ...], ...]:
     """The targets, the predicted class where None, and foils; checked."""
     chosen = choose_targets(model, logits, [aim[0] for aim in aims])
-    foils = [foil for aim in aims for foil in aim[1:] if foil is not None]
-    if not foils:
-        return tuple((each,) for each in chosen)
-    return tuple(zip(chosen, choose_foils(model, logits, chosen, foils), strict=True))
+    given = [aim[1] if len(aim) == 2 else None for aim in aims]
+    foils = choose_foils(model, logits, chosen, given)
+    return tuple(
+        (target,) if foil is None else (target, foil)
+        for target, foil in zip(chosen, foils, strict=True)
+    )
 
 
 def score_targets(

@@ -16,6 +16,7 @@ from attnflow.errors import FileError, OptionError
 from attnflow.models.fingerprint import model_fingerprint
 from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
+from attnflow.models.predict import FoilNumber
 
 TEXTS_TOGETHER = 32  # texts that run together
 NEEDS_MODEL = "give it as model (attnflow corpus evaluate --model)"
@@ -47,10 +48,12 @@ def measure_rows(
     rows: Iterable[TextRow],
     methods: Sequence[str],
     position: str | int,
+    foil: FoilNumber | None = None,
 ) -> Iterator[tuple[Faithful, ...]]:
     """How faithful the stored scores of each row are, a few rows at a time.
 
     rows: with text, tokens, label and the scores of each method. position: as in the manifest.
+    foil: what every target is contrasted with, if anything.
     """
     model = yardsticks.model
     explained = None if isinstance(position, str) else position
@@ -65,10 +68,14 @@ def measure_rows(
                 )
         places = [model.logit_position(value, explained) for value in encoded]
         labels = [None if row.label is None else model.target(row.label) for row in chunk]
-        watched = watch(model, list(map(Variant, encoded, places, labels)), None)
+        variants = [
+            Variant(value, place, label, foil)
+            for value, place, label in zip(encoded, places, labels, strict=True)
+        ]
+        watched = watch(model, variants, None)
         subjects = [
-            Subject(value, place, explained, target, tuple(row.removed))
-            for value, place, (target, _), row in zip(encoded, places, watched, chunk, strict=True)
+            Subject(value, place, explained, seen.target, seen.foil, tuple(row.removed))
+            for value, place, seen, row in zip(encoded, places, watched, chunk, strict=True)
         ]
         rounded = [row.round_scores(methods) for row in chunk]
         scores = {name: [each[name] for each in rounded] for name in methods}

@@ -25,7 +25,7 @@ from attnflow.models.families import (
     count_unused_positions,
     infer_task,
 )
-from attnflow.models.predict import find_label, find_token, keep_logits
+from attnflow.models.predict import keep_logits, number_class
 from attnflow.models.probe import Probe, probe_model
 
 if TYPE_CHECKING:
@@ -516,25 +516,7 @@ class Model:
         >>> load("verb-number").target("plural")
         1
         """
-        labels = self.labels
-        if isinstance(target, str):
-            numbers = find_label(labels, target) or find_token(self, target)
-            if len(numbers) == 1:
-                return numbers[0]
-            if target.isdecimal() and len(target) < 10:  # not a name, so a number
-                return self.target(int(target))
-            choices = (
-                f"choose from {', '.join(labels.values())}"
-                if labels
-                else "it must be one token of the model's vocabulary"
-            )
-            raise OptionError(f"unknown target {target!r}; {choices}")
-        (number,) = check_integers([target], "target")
-        size = len(labels) or (self.vocabulary_size if self.task in LANGUAGE else None)
-        if number < 0 or (size is not None and number >= size):
-            most = "" if size is None else f" to {size - 1}"
-            raise OptionError(f"target must be from 0{most} for {self.name}; got {target}")
-        return number
+        return number_class(self, target, "target")
 
     def label(self, index: int) -> str:
         """The name of a class, or of a token for language models.

@@ -6,6 +6,7 @@ from enum import Enum
 from inspect import signature
 from typing import TYPE_CHECKING, Final
 
+from attnflow.core.checks import LARGE, is_integer
 from attnflow.errors import OptionError
 from attnflow.models.families import LANGUAGE
 
@@ -26,6 +27,7 @@ class RunnerUp(Enum):
 
 RUNNER_UP: Final = RunnerUp.RUNNER_UP
 Foil = int | str | RunnerUp  # a class by number or name; for language models, a token
+FoilNumber = int | RunnerUp  # the same, resolved
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Prediction(tuple[str, float]):
         Of the most probable class.
     target
         The class that importance and gradients watch: the predicted one by default.
+    foil
+        The class that the target is contrasted with; None if only the target is watched.
+    difference
+        The logit of the target minus that of the foil; None without a foil.
 
     >>> prediction = Prediction("plural", 0.9, Target(0, "singular", 0.1))
     >>> label, probability = prediction
@@ -54,14 +60,23 @@ class Prediction(tuple[str, float]):
     """
 
     target: Target
+    foil: Target | None
+    difference: float | None
 
-    def __new__(cls, label: str, probability: float, target: Target) -> "Prediction":
+    def __new__(
+        cls,
+        label: str,
+        probability: float,
+        target: Target,
+        foil: Target | None = None,
+        difference: float | None = None,
+    ) -> "Prediction":
         pair = super().__new__(cls, (label, probability))
-        pair.target = target
+        pair.target, pair.foil, pair.difference = target, foil, difference
         return pair
 
-    def __getnewargs__(self) -> tuple[str, float, Target]:
-        return (*self, self.target)
+    def __getnewargs__(self) -> tuple[str, float, Target, Target | None, float | None]:
+        return (*self, self.target, self.foil, self.difference)
 
     @property
     def label(self) -> str:
@@ -78,18 +93,46 @@ class Prediction(tuple[str, float]):
 
 
 def predict_targets(
-    model: "Model", logits: "torch.Tensor", targets: Sequence[int | None]
+    model: "Model",
+    logits: "torch.Tensor",
+    targets: Sequence[int | None],
+    foils: Sequence[FoilNumber | None] = (),
 ) -> list[Prediction]:
     """The prediction of each row of logits [sequence, class], with the target that is watched.
 
-    targets: classes; the predicted one where None.
+    targets: classes; the predicted one where None. foils: of each target, or none at all.
     """
     probabilities = model.probabilities(logits)
     chosen = choose_targets(model, probabilities, targets)
+    against = choose_foils(model, logits, chosen, foils)
+    differences = subtract_logits(logits, chosen, against)
+
+    def describe(row: int, number: int) -> Target:
+        return Target(number, model.label(number), float(probabilities[row, number]))
+
+    said = model.read_predictions(logits)
+    rows = zip(said, chosen, against, differences, strict=True)
     return [
-        Prediction(*said, Target(aim, model.label(aim), float(probabilities[row, aim])))
-        for row, (said, aim) in enumerate(zip(model.read_predictions(logits), chosen, strict=True))
+        Prediction(
+            *best, describe(row, aim), None if foil is None else describe(row, foil), difference
+        )
+        for row, (best, aim, foil, difference) in enumerate(rows)
     ]
+
+
+def subtract_logits(
+    logits: "torch.Tensor", targets: Sequence[int], foils: Sequence[int | None]
+) -> list[float | None]:
+    """The logit [sequence, class] of each target minus that of its foil; None without a foil."""
+    return [
+        None if foil is None else float(logits[row, target].double() - logits[row, foil].double())
+        for row, (target, foil) in enumerate(zip(targets, foils, strict=True))
+    ]
+
+
+def name_watched(model: "Model", numbers: Sequence[int | None]) -> str:
+    """The name of a target, or of a target and its foil: "plural - singular"."""
+    return " - ".join(model.label(number) for number in numbers if number is not None)
 
 
 def keep_logits(
@@ -133,13 +176,19 @@ def choose_targets(
 
 
 def choose_foils(
-    model: "Model", scores: "torch.Tensor", targets: Sequence[int], foils: Sequence[int | RunnerUp]
-) -> list[int]:
-    """The class that each target is contrasted with; it differs from the target.
+    model: "Model",
+    scores: "torch.Tensor",
+    targets: Sequence[int],
+    foils: Sequence[FoilNumber | None],
+) -> list[int | None]:
+    """The class that each target is contrasted with, which differs from it; None without a foil.
 
-    scores: [sequence, class], logits or probabilities.
+    scores: [sequence, class], logits or probabilities. foils: one per target, or none at all.
     """
-    chosen = []
+    if all(foil is None for foil in foils):
+        return [None] * len(targets)
+    check_foils(foils)
+    chosen: list[int | None] = []
     for row, (target, foil) in enumerate(zip(targets, foils, strict=True)):
         if isinstance(foil, RunnerUp):
             if scores.shape[-1] < 2:
@@ -151,7 +200,46 @@ def choose_foils(
                 f"a contrast is between two different targets; got {model.label(target)!r} twice"
             )
         chosen.append(foil)
-    return choose_targets(model, scores, chosen)
+    return [*choose_targets(model, scores, chosen)]
+
+
+def check_foils(foils: Sequence[Foil | None]) -> None:
+    """Refuse inputs of which some have a foil and others none: their numbers do not compare."""
+    if None in foils and any(foil is not None for foil in foils):
+        raise OptionError(
+            f"foils are of all inputs or of none; got None for input {list(foils).index(None)}:"
+            " name a class, or give attnflow.RUNNER_UP, the most probable other one"
+        )
+
+
+def number_foil(model: "Model", foil: Foil | None) -> FoilNumber | None:
+    """The number of the class that a foil names; the runner-up is known with the logits only."""
+    return foil if foil is None or isinstance(foil, RunnerUp) else number_class(model, foil, "foil")
+
+
+def number_class(model: "Model", named: int | str, what: str) -> int:
+    """The number of a class, or for language models of a token. what: "target" or "foil"."""
+    labels = model.labels
+    if isinstance(named, str):
+        numbers = find_label(labels, named) or find_token(model, named)
+        if len(numbers) == 1:
+            return numbers[0]
+        if named.isdecimal() and len(named) < 10:  # not a name, so a number
+            return number_class(model, int(named), what)
+        choices = (
+            f"choose from {', '.join(labels.values())}"
+            if labels
+            else "it must be one token of the model's vocabulary"
+        )
+        raise OptionError(f"unknown {what} {named!r}; {choices}")
+    if not is_integer(named) or not -LARGE < named < LARGE:
+        raise OptionError(f"a {what} is a class by name or number; got {named!r}", options=[what])
+    number = int(named)
+    size = len(labels) or (model.vocabulary_size if model.task in LANGUAGE else None)
+    if number < 0 or (size is not None and number >= size):
+        most = "" if size is None else f" to {size - 1}"
+        raise OptionError(f"{what} must be from 0{most} for {model.name}; got {named}")
+    return number
 
 
 def find_label(labels: dict[int, str], target: str) -> list[int]:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from attnflow.analysis.evaluate.examples import (
     Example,
     GivenExample,
     read_example,
+    read_foils,
     split_example,
     take_examples,
 )
@@ -20,6 +22,7 @@ from attnflow.analysis.evaluate.sanity import Sanity, measure_sanity, read_seeds
 from attnflow.analysis.evaluate.scored_example import ScoredExample
 from attnflow.analysis.evaluate.scorers import Scorer, Scorers, read_scorers, run_scorer
 from attnflow.analysis.evaluate.yardsticks import Faithful, Subject, Yardsticks
+from attnflow.analysis.faithfulness.faithfulness import choose_value
 from attnflow.analysis.faithfulness.plausibility import read_rationales
 from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTANCES
 from attnflow.analysis.importance.watch import check_scorable
@@ -44,7 +47,7 @@ from attnflow.core.provenance import Source
 from attnflow.errors import OptionError
 from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
-from attnflow.models.predict import Prediction
+from attnflow.models.predict import Foil, Prediction
 from attnflow.progress import progress_bar
 
 EXAMPLES_PER_STEP = 32  # examples that are computed between two steps of the progress bar
@@ -62,13 +65,14 @@ def evaluate(
     limit: int | None = None,
     special_tokens: bool = False,
     position: str | int = "focal",
+    foil: Foil | Sequence[Foil] | None = None,
     graph: GraphMaker | None = None,
     residual: float | None = None,
     without: Sequence[int] = (),
     workers: int = 1,
     faithfulness: Choices | None = (),
     replacement: object = None,
-    target_of: str = "probability",
+    target_of: str | None = None,
     rationales: Sequence[object] | None = None,
     statistic: str = "spearman",
     undefined: str = "drop",
@@ -107,6 +111,10 @@ def evaluate(
     position
         Whose token attention is taken: "focal", the position that the prediction comes from;
         "max" or "mean" over all positions; or a position.
+    foil
+        The class that each target is contrasted with, or a list with one per example; `RUNNER_UP`
+        is the most probable class other than the target. Edges, importances and faithfulness then
+        watch the logit of the target minus that of the foil.
     graph
         A function from an `Attention` to an `AttentionGraph`; `attention.graph()` if None.
     residual
@@ -123,7 +131,8 @@ def evaluate(
         How tokens are taken away, as in `faithfulness`; or a list of replacements, each measured
         by itself, so that `Report.agreement` can compare them.
     target_of
-        The value that faithfulness watches: "probability", "log_probability" or "logit".
+        The value that faithfulness watches: "probability" (default), "log_probability" or "logit";
+        with a foil always the difference of the logits.
     rationales
         One per example: 1 for each token that annotators marked as the reason, else 0; gives the
         columns of `plausibility`.
@@ -157,19 +166,22 @@ def evaluate(
         position = query
     chosen = take_examples(examples, limit)
     check_statistic(statistic, undefined)
+    one_foil, foils = read_foils(foil, len(chosen))
+    watched_value = choose_value(target_of, contrasts=foil is not None)
     job = Job.read(
         methods=methods,
         edges=edges,
         importance=against,
         layers=read_all_layers(layers),
         position=position,
+        foil=one_foil,
         graph=graph,
         residual=residual,
         without=without,
         workers=workers,
         faithfulness=faithfulness,
         replacement=replacement,
-        target_of=target_of,
+        target_of=watched_value,
     )
     seeds = read_seeds(sanity)
     if seeds and not job.methods:
@@ -179,7 +191,7 @@ def evaluate(
     evaluation = Evaluation(model, job, read_scorers(scorers, len(chosen)), yardsticks)
     evaluation.check(has_rationales=rationales is not None)
     asked = [  # all of them are checked before anything is computed
-        read_example(model, number, *split_example(example))
+        read_example(model, number, *split_example(example), foil=foils[number])
         for number, example in enumerate(chosen)
     ]
     marks = read_rationales(rationales, [len(example.encoded.tokens) for example in asked])
@@ -213,7 +225,7 @@ def evaluate(
         undefined=undefined,
         faithfulness=tuple(job.faithfulness.metrics) if job.faithfulness else (),
         replacements=yardsticks.names if yardsticks else (),
-        target_of=target_of.replace("-", "_"),
+        target_of=watched_value.replace("-", "_"),
         sanity=tested,
     )
 
@@ -221,6 +233,24 @@ def evaluate(
 def read_all_layers(layers: Iterable[int] | int | None) -> list[int] | None:
     """The layers of every method; a corpus alone has layers by method."""
     return None if layers is None else check_integers(layers, "layers")
+
+
+class WatchedNames(TypedDict):
+    """The fields of a `ScoredExample` on what was watched."""
+
+    target: int | None
+    foil: str | None
+    foil_number: int | None
+
+
+def describe_watched(prediction: Prediction | None) -> WatchedNames:
+    """The target and the foil of an example."""
+    if prediction is None:
+        return {"target": None, "foil": None, "foil_number": None}
+    target, foil = prediction.target.number, prediction.foil
+    if foil is None:
+        return {"target": target, "foil": None, "foil_number": None}
+    return {"target": target, "foil": foil.label, "foil_number": foil.number}
 
 
 @dataclass
@@ -297,7 +327,7 @@ class Evaluation:
                 seen.importance,
                 seen.removed,
                 faithful,
-                target=None if seen.prediction is None else seen.prediction.target.number,
+                **describe_watched(seen.prediction),
             )
             for example, seen, faithful in zip(examples, found, measured, strict=True)
         ]
@@ -308,7 +338,10 @@ class Evaluation:
         if not (self.method_names or self.job.importance or self.yardsticks):
             return found
         graphs: dict[str, AttentionGraph] = {}
-        cases = [Case(example.text, example.encoded, example.target) for example in examples]
+        cases = [
+            Case(example.text, example.encoded, example.target, example.foil)
+            for example in examples
+        ]
         for event in run(self.model, cases, self.job):
             seen = found[event.number]
             match event:
@@ -341,8 +374,10 @@ class Evaluation:
             if seen.prediction is None:
                 raise OptionError("faithfulness requires a model that predicts")
             place = self.model.logit_position(example.encoded, seen.position)
-            target, asked = seen.prediction.target.number, self.job.asked_position
-            subjects.append(Subject(example.encoded, place, asked, target, seen.removed))
+            target, foil = seen.prediction.target.number, seen.prediction.foil
+            against = None if foil is None else foil.number
+            asked = self.job.asked_position
+            subjects.append(Subject(example.encoded, place, asked, target, against, seen.removed))
         with self.timed("faithfulness"):
             names = found[0].scores
             scores = {name: [seen.scores[name] for seen in found] for name in names}

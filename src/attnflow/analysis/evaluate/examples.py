@@ -8,11 +8,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from attnflow.core.checks import check_count
 from attnflow.core.io.files import read_lines
 from attnflow.errors import AttnFlowError, FileError, OptionError
 from attnflow.models.encoded import Encoded, OneInput, is_chat
 from attnflow.models.model import Model
+from attnflow.models.predict import Foil, FoilNumber, number_foil
 
 Label = int | str | None
 GivenExample = OneInput | tuple[OneInput, Label]
@@ -23,6 +26,7 @@ class Example:
     """One example as it was given, and as the model takes it.
 
     number: among all examples. target: the class of its label; None for the predicted one.
+    foil: the class to contrast it with; None for the job's.
     """
 
     number: int
@@ -30,6 +34,7 @@ class Example:
     label: Label
     encoded: Encoded
     target: int | None
+    foil: FoilNumber | None = None
 
 
 def take_examples(examples: object, limit: int | None) -> list[GivenExample]:
@@ -50,16 +55,41 @@ def take_examples(examples: object, limit: int | None) -> list[GivenExample]:
 
 
 def read_example(
-    model: Model, number: int, text: OneInput, label: Label, place: str | None = None
+    model: Model,
+    number: int,
+    text: OneInput,
+    label: Label,
+    place: str | None = None,
+    foil: Foil | None = None,
 ) -> Example:
     """An example, checked; an error names its place, by default its number counted from 1."""
     try:
         encoded = model.encode(text)
         model.focal(encoded)
         target = None if label is None else model.target(label)
+        against = number_foil(model, foil)
+        if against is not None and target == against:
+            raise OptionError(f"a foil differs from the label; got {label!r} and foil={foil!r}")
     except AttnFlowError as error:
         raise OptionError(f"{place or f'example {number + 1}'}: {error}") from error
-    return Example(number, text, label, encoded, target)
+    return Example(number, text, label, encoded, target, against)
+
+
+def read_foils(
+    foil: "Foil | Sequence[Foil] | None", count: int
+) -> "tuple[Foil | None, Sequence[Foil | None]]":
+    """The foil of all examples, and the foil of each by itself, of which one is None."""
+    if not isinstance(foil, list | tuple | np.ndarray):
+        return cast("Foil | None", foil), [None] * count
+    if len(foil) < count:
+        raise OptionError(f"a list of foils has one per example, {count} here; got {len(foil)}")
+    for number, each in enumerate(foil, start=1):
+        if each is None:
+            raise OptionError(
+                f"a list of foils has one per example; got None for example {number}: name a class,"
+                " or give attnflow.RUNNER_UP, the most probable other one"
+            )
+    return None, list(foil)[:count]
 
 
 def split_example(example: GivenExample) -> tuple[OneInput, Label]:

@@ -83,7 +83,8 @@ class Report(Table):
     replacements
         How tokens were taken away; each is measured by itself.
     target_of
-        The value that faithfulness watches.
+        The value that faithfulness watches; with a foil "logit", from which that of the foil is
+        subtracted.
     sanity
         How far rankings change when weights are randomised; None if not measured.
 
@@ -332,8 +333,8 @@ class Report(Table):
             for way in self.replacements:
                 metrics = [(name, way) for name in self.faithfulness]
                 caption = (
-                    f"Faithfulness, replacement: {way}, of the {self.target_of.replace('_', '-')},"
-                    f" beside the correlations ({self.model}, {self.describe_examples()})"
+                    f"Faithfulness, replacement: {way}, of the {self.describe_value()}, beside the"
+                    f" correlations ({self.model}, {self.describe_examples()})"
                 )
                 yield self._compare([*plain, *metrics], caption)
             if len(self.replacements) > 1:
@@ -381,6 +382,12 @@ class Report(Table):
             elif self.scorers:
                 means = [*means, ""]
             yield [method, *means, format_undefined(rows)]
+
+    def describe_value(self) -> str:
+        """What faithfulness watches, in words, for captions."""
+        if any(example.foil is not None for example in self.examples):
+            return "logit of the target minus that of its foil"
+        return self.target_of.replace("_", "-")
 
     def describe_examples(self) -> str:
         """The number of examples and the tokens that are ranked, for captions."""

@@ -151,12 +151,13 @@ def measure_sanity(
 ) -> Sanity:
     """Rank tokens by an evaluation's methods while the weights of a copy are randomised in stages.
 
-    done: the examples as they were scored. The watched class stays that of the intact model.
+    done: the examples as they were scored. The watched class and its foil stay those of the intact
+    model.
     """
     top = max(evaluation.layers)
     place = evaluation.layers.index(top)
     watched = [
-        replace(example, target=scored.target)
+        replace(example, target=scored.target, foil=scored.foil_number)
         for example, scored in zip(examples, done, strict=True)
     ]
     kept = [example.keep(special_tokens) for example in done]

@@ -24,6 +24,8 @@ class ScoredExample:
     faithful: tuple[Faithful, ...] = ()  # one per replacement
     rationale: Marks | None = None  # [token]: which are marked
     target: int | None = None  # the number of the class that was watched
+    foil: str | None = None  # the class that it was contrasted with, if any
+    foil_number: int | None = None
 
     def keep(self, special_tokens: bool) -> Marks:
         """[token]: which tokens are ranked."""
@@ -36,6 +38,7 @@ class ScoredExample:
         content: dict[str, object] = {
             "text": self.text if isinstance(self.text, str) else repr(self.text),
             "label": self.label,
+            **({} if self.foil is None else {"foil": self.foil}),
             "tokens": self.tokens,
             "special": self.special,
             "scores": {name: values.tolist() for name, values in self.scores.items()},

@@ -43,8 +43,9 @@ class Faithful:
         By metric, then by method: [layer]; NaN where it is undefined. Scorers, `random order` and
         `best found` have one number.
     curves
-        By method: [layer, side, step], the value of the target as tokens are deleted (side 0), or
-        as only they are kept (side 1); NaN at steps that no metric needs.
+        By method: [layer, side, step], the value of the target, or its difference to that of the
+        foil, as tokens are deleted (side 0), or as only they are kept (side 1); NaN at steps that
+        no metric needs.
     """
 
     replacement: str
@@ -60,6 +61,7 @@ class Subject:
     position: int  # where the prediction is read
     explained: int | None  # the position that was asked for
     target: int
+    foil: int | None = None
     removed: tuple[int, ...] = ()  # positions that the graph was made without; they stay
 
 
@@ -118,7 +120,9 @@ class Yardsticks:
                 for name, rows in scores.items()
             }
             for way in self.replacements:
-                question = Question(subject.encoded, subject.position, subject.target, units, way)
+                question = Question(
+                    subject.encoded, subject.position, subject.target, units, way, subject.foil
+                )
                 inquiries.append((question, self.measure_example(question, orders)))
         found = Perturber(self.model, batch_tokens).answer(inquiries)
         ways = len(self.replacements)

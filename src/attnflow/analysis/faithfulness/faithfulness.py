@@ -26,7 +26,7 @@ from attnflow.analysis.faithfulness.perturb import (
     read_replacement,
 )
 from attnflow.analysis.faithfulness.plausibility import read_token_row
-from attnflow.analysis.importance.watch import Targets, read_watched
+from attnflow.analysis.importance.watch import Foils, Targets, read_watched
 from attnflow.core.arrays import Floats
 from attnflow.core.choices import Choices
 from attnflow.core.groups import Group, Groups
@@ -44,11 +44,12 @@ def faithfulness(
     scores: object,
     *,
     target: Targets = None,
+    foil: Foils = None,
     metrics: Choices = DEFAULT_METRICS,
     replacement: int | str | None = None,
     bins: Sequence[float] = BINS,
     groups: Groups | None = None,
-    target_of: str = "probability",
+    target_of: str | None = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> dict[str, float]: ...
@@ -59,11 +60,12 @@ def faithfulness(
     scores: object,
     *,
     target: Targets = None,
+    foil: Foils = None,
     metrics: Choices = DEFAULT_METRICS,
     replacement: int | str | None = None,
     bins: Sequence[float] = BINS,
     groups: Groups | None = None,
-    target_of: str = "probability",
+    target_of: str | None = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> list[dict[str, float]]: ...
@@ -73,11 +75,12 @@ def faithfulness(
     scores: object,
     *,
     target: Targets = None,
+    foil: Foils = None,
     metrics: Choices = DEFAULT_METRICS,
     replacement: int | str | None = None,
     bins: Sequence[float] = BINS,
     groups: Groups | None = None,
-    target_of: str = "probability",
+    target_of: str | None = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> dict[str, float] | list[dict[str, float]]:
@@ -98,6 +101,9 @@ def faithfulness(
       units: exact for up to 12 units, by beam search above. Higher is better; NaN where all
       orders are equal.
 
+    With a foil, f is the logit of the target minus that of the foil, and log_odds is the mean of
+    f(x - k(q)) - f(x): the logarithm of the odds of the target against the foil.
+
     Special tokens are never perturbed, nor is the token where the prediction is read (in a decoder
     the last one): without it the model would answer another question. Scores that are equal up to
     rounding are ordered as in the text; signed scores keep their sign.
@@ -112,7 +118,7 @@ def faithfulness(
         One number per token, or per group: an array, an `Importance`, or a `TokenAttention`, of
         which the row of the explained position in the top layer is used. A list for a list of
         inputs.
-    target
+    target, foil
         As in `blank_out`.
     metrics
         Names of metrics, or {name: function} with user-defined metrics, functions of a
@@ -128,7 +134,8 @@ def faithfulness(
         "words", or lists of positions: each group is taken away as a whole, and has one score. By
         default the groups of `scores`, if they have any.
     target_of
-        The value of the target: "probability", "log_probability" or "logit".
+        The value of the target: "probability" (default), "log_probability" or "logit"; with a foil
+        always the logit, from which that of the foil is subtracted.
     position
         As in `Model.predict`.
     batch_tokens
@@ -140,8 +147,8 @@ def faithfulness(
     >>> round(found["comprehensiveness@20"], 2)
     0.49
     """
-    request = Measurement.read(metrics, bins, target_of)
-    watched = read_watched(model, inputs, target, "faithfulness")
+    request = Measurement.read(metrics, bins, choose_value(target_of, contrasts=foil is not None))
+    watched = read_watched(model, inputs, target, "faithfulness", foil)
     model, encoded = watched.model, watched.encoded
     way = read_replacement(model, replacement)
     places = [model.logit_position(value, position) for value in encoded]
@@ -150,10 +157,10 @@ def faithfulness(
     for number, (value, score) in enumerate(zip(encoded, given, strict=True)):
         of = f" of input {number}" if watched.several else ""
         ordered.append(order_scores(model, value, score, groups, position, of))
-    targets = watched.find_targets(places, batch_tokens)
+    intact = watched.watch(places, batch_tokens)
     inquiries = []
-    for value, place, aim, (units, order) in zip(encoded, places, targets, ordered, strict=True):
-        question = Question(value, place, aim, units, way)
+    for value, place, seen, (units, order) in zip(encoded, places, intact, ordered, strict=True):
+        question = Question(value, place, seen.target, units, way, seen.foil)
         inquiries.append((question, measure_orders(question, [order], request)))
     found = Perturber(model, batch_tokens).answer(inquiries)
     return watched.unwrap([request.measure(measured.curves[0]) for measured in found])
@@ -223,6 +230,17 @@ def check_tokens(score: object, tokens: Sequence[str], what: str) -> None:
 
 
 # ---- curves --------------------------------------------------------------------------------------
+
+
+def choose_value(target_of: str | None, *, contrasts: bool) -> str:
+    """The value of the target to watch. contrasts: whether it has a foil."""
+    if contrasts and target_of not in (None, "logit"):
+        option = f"target_of={target_of!r}"
+        raise OptionError(
+            f"with a foil the difference of two logits is watched; got {option}: leave it out",
+            options=[option],
+        )
+    return ("logit" if contrasts else "probability") if target_of is None else target_of
 
 
 @dataclass(frozen=True)

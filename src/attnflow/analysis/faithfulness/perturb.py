@@ -23,7 +23,7 @@ from attnflow.core.groups import Group, Groups
 from attnflow.errors import OptionError
 from attnflow.models.encoded import Encoded
 from attnflow.models.model import Model
-from attnflow.models.predict import choose_targets
+from attnflow.models.predict import choose_foils, choose_targets, subtract_logits
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,11 @@ LEAST_PROBABILITY = 1e-300  # smaller ones count as this, so that their logarith
 
 
 class TargetValues(NamedTuple):
-    """The values of a target that can be watched."""
+    """The values of a target that can be watched.
+
+    With a foil, `logit` is the difference of both logits, and so is `log_probability`, which is
+    then the logarithm of the odds of the target against the foil.
+    """
 
     probability: float
     log_probability: float
@@ -120,13 +124,14 @@ def find_special(model: Model, name: str) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One input, the units that can be taken away, and the class to watch."""
+    """One input, the units that can be taken away, and the class to watch, with its foil."""
 
     encoded: Encoded
     position: int  # where its prediction is read
     target: int
     units: tuple[Group, ...]  # positions that are taken away together
     replacement: Replacement
+    foil: int | None = None
     known: dict[int, TargetValues] = field(default_factory=dict)  # by set of units
 
     @property
@@ -136,7 +141,7 @@ class Question:
 
     def perturb(self, taken: int) -> Variant:
         """The input without a set of units."""
-        intact = Variant(self.encoded, self.position, self.target)
+        intact = Variant(self.encoded, self.position, self.target, self.foil)
         gone = sorted(
             position
             for place, unit in enumerate(self.units)
@@ -252,7 +257,7 @@ class Perturber:
                 inputs = variant.encoded
                 key: Hashable = (
                     (inputs.ids, inputs.token_types),
-                    (variant.position, variant.target, variant.hidden),
+                    (variant.position, variant.target, variant.foil, variant.hidden),
                 )
                 owners.append((question, taken, key))
                 if key not in self.found:
@@ -270,6 +275,14 @@ class Perturber:
         targets = choose_targets(self.model, logits, [variant.target for variant in variants])
         rows = list(range(len(targets)))
         chosen = self.model.probabilities(logits)[rows, targets]
+        foils = choose_foils(self.model, logits, targets, [variant.foil for variant in variants])
+        differences = subtract_logits(logits, targets, foils)
         logs = chosen.clamp_min(LEAST_PROBABILITY).log()
         scores = logits.double()[rows, targets]
-        return list(map(TargetValues, chosen.tolist(), logs.tolist(), scores.tolist()))
+        plain = map(TargetValues, chosen.tolist(), logs.tolist(), scores.tolist())
+        return [
+            values
+            if difference is None
+            else TargetValues(values.probability, difference, difference)
+            for values, difference in zip(plain, differences, strict=True)
+        ]

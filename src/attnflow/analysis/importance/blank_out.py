@@ -7,7 +7,14 @@ from typing import overload
 import numpy as np
 
 from attnflow.analysis.importance.importance import Importance
-from attnflow.analysis.importance.watch import Targets, Variant, read_watched, watch
+from attnflow.analysis.importance.watch import (
+    Foils,
+    Targets,
+    Variant,
+    WatchedClass,
+    read_watched,
+    watch,
+)
 from attnflow.capturing.capture import find_source
 from attnflow.core.checks import check_integers
 from attnflow.core.groups import Group, Groups, read_groups
@@ -23,6 +30,7 @@ def blank_out(
     inputs: OneInput,
     target: Targets = None,
     *,
+    foil: Foils = None,
     replacement: int | str | None = None,
     position: int | None = None,
     groups: Groups | None = None,
@@ -35,6 +43,7 @@ def blank_out(
     inputs: list[AnInput],
     target: Targets = None,
     *,
+    foil: Foils = None,
     replacement: int | str | None = None,
     position: int | None = None,
     groups: Groups | None = None,
@@ -46,6 +55,7 @@ def blank_out(
     inputs: object,
     target: Targets = None,
     *,
+    foil: Foils = None,
     replacement: int | str | None = None,
     position: int | None = None,
     groups: Groups | None = None,
@@ -53,6 +63,8 @@ def blank_out(
     batch_tokens: int | None = None,
 ) -> Importance | list[Importance]:
     """The change of the target's probability when a token is replaced by UNK, per token.
+
+    With a foil, the change of the difference of their logits.
 
     Parameters
     ----------
@@ -63,7 +75,11 @@ def blank_out(
         gives a list.
     target
         A class by name or number (for language models a token), one for all inputs or a list with
-        one per input; the predicted one if None.
+        one per input; the predicted one if None. Names of tokens are as in `Model.target`.
+    foil
+        A class to contrast the target with, one for all inputs or a list: the logit of the target
+        minus that of the foil is watched. `RUNNER_UP` is the most probable class, on the unchanged
+        input, other than the target.
     replacement
         A token, its id, or "attention", which takes the token out of the attention mask. If None:
         UNK, or the mask token if there is no UNK, or "attention" if there is neither. An UNK that
@@ -74,7 +90,7 @@ def blank_out(
     groups
         "words", or lists of positions: a group is blanked out as a whole.
     signed
-        Keep the sign: positive where the token speaks for the target, so that its probability
+        Keep the sign: positive where the token speaks for the target, so that what is watched
         falls without it, negative where it speaks against it. Otherwise the absolute change.
     batch_tokens
         The number of tokens per batch; the model's default if None.
@@ -83,16 +99,15 @@ def blank_out(
     >>> blank_out(load("verb-number"), "the keys to the old house").top(1)[0][:2]
     (2, 'keys')
     """
-    watched = read_watched(model, inputs, target, "blank_out")
+    watched = read_watched(model, inputs, target, "blank_out", foil)
     model, encoded = watched.model, watched.encoded
     blank = find_replacement(model, replacement)
     places = [model.logit_position(value, position) for value in encoded]
-    intact = list(map(Variant, encoded, places, watched.targets))
     results = measure_blank_out(
         model,
         encoded,
         places,
-        watch(model, intact, batch_tokens),
+        watched.watch(places, batch_tokens),
         blank=blank,
         groups=groups,
         signed=signed,
@@ -105,7 +120,7 @@ def measure_blank_out(
     model: Model,
     encoded: Sequence[Encoded],
     at: Sequence[int],
-    before: Sequence[tuple[int, float]],
+    before: Sequence[WatchedClass],
     *,
     blank: int | None,
     groups: Groups | None = None,
@@ -114,31 +129,32 @@ def measure_blank_out(
 ) -> list[Importance]:
     """Blank-out of inputs whose unchanged predictions are known.
 
-    at: the positions where predictions are read. before: the watched class and its probability.
+    at: the positions where predictions are read. before: what is watched of each.
     """
     units = [list_blanked(value, groups) for value in encoded]
     variants = [
-        blank_tokens(Variant(value, place, target), unit.positions, blank)
-        for value, place, (target, _), parts in zip(encoded, at, before, units, strict=True)
+        blank_tokens(Variant(value, place, seen.target, seen.foil), unit.positions, blank)
+        for value, place, seen, parts in zip(encoded, at, before, units, strict=True)
         for unit in parts
     ]
     after = iter(watch(model, variants, batch_tokens))
     results = []
     source = replace(find_source(model), method="blank_out")
-    for value, (target, probability), parts in zip(encoded, before, units, strict=True):
-        drops = np.array([probability - next(after)[1] for _ in parts])
-        label = model.label(target)
+    for value, seen, parts in zip(encoded, before, units, strict=True):
+        drops = np.array([seen.value - next(after).value for _ in parts])
+        label = seen.name(model)
         results.append(
             Importance(
                 drops if signed else np.abs(drops),
                 "blank_out",
                 tuple(unit.name for unit in parts),
                 label,
-                probability,
+                seen.probability,
                 value.words if groups is None else None,
                 signed,
                 None if groups is None else parts,
                 replace(source, target=label),
+                score=seen.difference,
             )
         )
     return results

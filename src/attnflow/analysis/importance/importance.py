@@ -30,6 +30,8 @@ class ImportanceRow(NamedTuple):
 class Importance(ArrayTable):
     """One number per token: how much the target's probability depends on it.
 
+    With a foil, how much the difference of their logits does.
+
     Parameters
     ----------
     values
@@ -40,7 +42,8 @@ class Importance(ArrayTable):
     tokens
         The names of the tokens, or of the groups.
     target
-        The name of the class (for language models: the token) whose probability was watched.
+        The name of the class (for language models: the token) whose probability was watched; with
+        a foil both: "plural - singular".
     probability
         The target's probability on the unchanged input.
     words
@@ -52,8 +55,8 @@ class Importance(ArrayTable):
     source
         Where the result came from.
     score
-        For relevance, what was shared out: the target's logit, or its difference to that of the
-        foil; else None.
+        For relevance, what was shared out: the target's logit. With a foil, the target's logit
+        minus that of the foil, which was watched instead of the probability. Else None.
     biases
         For relevance, the share of the model's biases in the score; else None.
 
@@ -108,12 +111,21 @@ class Importance(ArrayTable):
         for key, (token, value) in enumerate(zip(self.tokens, self.values.tolist(), strict=True)):
             yield ImportanceRow(self.method, self.target, key, token, value)
 
+    def describe_value(self) -> str:
+        """What was watched on the unchanged input: "probability 0.98", or "logit 3.74".
+
+        >>> Importance(np.array([0.1]), "mine", ("keys",), "plural", 0.9).describe_value()
+        'probability 0.9'
+        """
+        if self.score is not None:
+            return f"logit {format_number(self.score)}"
+        return f"probability {format_number(self.probability)}"
+
     def _view(self) -> Iterator[Panel]:
         yield Panel(
             ("key", "token", "value"),
             [(row.key, row.token, row.value) for row in self.rows()],
-            caption=f"{self.method}: what {self.target}, with probability"
-            f" {format_number(self.probability)}, depends on",
+            caption=f"{self.method}: what {self.target}, with {self.describe_value()}, depends on",
             bar="value",
         )
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from attnflow.analysis.importance.importance import Importance
-from attnflow.analysis.importance.watch import Targets, read_watched
-from attnflow.capturing.backward import BackwardPass, Watch, run_backward
+from attnflow.analysis.importance.watch import Foils, Targets, read_watched
+from attnflow.capturing.backward import BackwardPass, Watch, pair_aims, run_backward
 from attnflow.capturing.capture import find_source
 from attnflow.core.arrays import Floats
 from attnflow.errors import OptionError, RoundingWarning
 from attnflow.models.encoded import AnInput, Encoded, OneInput, batches
 from attnflow.models.load import ModelLike
 from attnflow.models.model import Model
+from attnflow.models.predict import FoilNumber
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,8 @@ def input_gradient(
     inputs: OneInput,
     target: Targets = None,
     *,
-    of: str = "probability",
+    foil: Foils = None,
+    of: str | None = None,
     reduce: str = "norm",
     position: int | None = None,
     batch_tokens: int | None = None,
@@ -49,7 +51,8 @@ def input_gradient(
     inputs: list[AnInput],
     target: Targets = None,
     *,
-    of: str = "probability",
+    foil: Foils = None,
+    of: str | None = None,
     reduce: str = "norm",
     position: int | None = None,
     batch_tokens: int | None = None,
@@ -59,19 +62,22 @@ def input_gradient(
     inputs: object,
     target: Targets = None,
     *,
-    of: str = "probability",
+    foil: Foils = None,
+    of: str | None = None,
     reduce: str = "norm",
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> Importance | list[Importance]:
     """How steeply the target's probability changes with the tokens' embeddings.
 
+    With a foil, how steeply the difference of their logits changes.
+
     Parameters
     ----------
-    model, inputs, target, position, batch_tokens
+    model, inputs, target, foil, position, batch_tokens
         As in `blank_out`.
     of
-        "probability" or "logit".
+        "probability" (default) or "logit" of the target; with a foil always the logit.
     reduce
         "norm": the length of the gradient at the word embedding. "times_input": the absolute sum of
         gradient times input, both where the first block begins (word plus position, where a model
@@ -84,17 +90,30 @@ def input_gradient(
     >>> input_gradient(load("verb-number"), "the key to the cabinets").tokens
     ('[CLS]', 'the', 'key', 'to', 'the', 'cabinets/NNS')
     """
+    watched = read_watched(model, inputs, target, "input_gradient", foil)
+    of = choose_gradient_value(of, watched.contrasts)
     check_gradient_options(of, reduce)
-    watched = read_watched(model, inputs, target, "input_gradient")
     model, encoded = watched.model, watched.encoded
     results: dict[int, Importance] = {}
     for batch in batches(encoded, model.batch_tokens if batch_tokens is None else batch_tokens):
         chosen = [encoded[place] for place in batch]
-        watch = watch_input([watched.targets[place] for place in batch], of=of, reduce=reduce)
+        targets = [watched.targets[place] for place in batch]
+        foils = [watched.foils[place] for place in batch]
+        watch = watch_input(targets, foils, of=of, reduce=reduce)
         found = run_backward(model, chosen, {WATCH_KEY: watch}, position=position)
         scored = read_input_gradients(model, chosen, found, reduce=reduce)
         results |= dict(zip(batch, scored, strict=True))
     return watched.unwrap([results[place] for place in range(len(encoded))])
+
+
+def choose_gradient_value(of: str | None, contrasts: bool) -> str:
+    """The value that is differentiated. contrasts: whether the target has a foil."""
+    if contrasts and of not in (None, "logit"):
+        raise OptionError(
+            f"with a foil the difference of two logits is watched; got of={of!r}: leave it out",
+            options=[f"of={of!r}"],
+        )
+    return of or ("logit" if contrasts else "probability")
 
 
 def check_gradient_options(of: str, reduce: str) -> None:
@@ -111,14 +130,20 @@ def find_state(reduce: str) -> str:
 
 
 def watch_input(
-    targets: Sequence[int | None], *, of: str = "probability", reduce: str = "norm"
+    targets: Sequence[int | None],
+    foils: Sequence[FoilNumber | None] = (),
+    *,
+    of: str | None = None,
+    reduce: str = "norm",
 ) -> Watch:
     """What `run_backward` watches, under the key `WATCH_KEY`, for `read_input_gradients`.
 
-    targets: a class per input; the predicted one where None. of, reduce: as in `input_gradient`.
+    targets: a class per input; the predicted one where None. foils: of each target, or none at all.
+    of, reduce: as in `input_gradient`.
     """
+    of = choose_gradient_value(of, any(foil is not None for foil in foils))
     check_gradient_options(of, reduce)
-    return Watch(list(targets), of, wanted=(find_state(reduce),))
+    return Watch(pair_aims(targets, foils), of, wanted=(find_state(reduce),))
 
 
 def read_input_gradients(
@@ -139,11 +164,12 @@ def read_input_gradients(
             "input_gradient",
             encoded.tokens,
             watched.names[row],
-            float(probabilities[row, target]),
+            float(probabilities[row, numbers[0]]),
             encoded.words,
             source=replace(source, target=watched.names[row]),
+            score=watched.scores[row] if len(numbers) > 1 else None,
         )
-        for row, (encoded, (target,)) in enumerate(zip(inputs, watched.targets, strict=True))
+        for row, (encoded, numbers) in enumerate(zip(inputs, watched.targets, strict=True))
     ]
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import overload
 
 from attnflow.analysis.importance.importance import Importance
-from attnflow.analysis.importance.watch import Targets, read_watched
+from attnflow.analysis.importance.watch import Foils, Targets, read_watched
 from attnflow.capturing.backward import (
     BackwardPass,
     TargetOrPair,
     Watch,
-    read_foil,
+    pair_aims,
     run_backward,
 )
 from attnflow.capturing.backward_rule import LINEARISED
@@ -18,7 +18,6 @@ from attnflow.capturing.capture import find_source
 from attnflow.models.encoded import AnInput, Encoded, OneInput
 from attnflow.models.load import ModelLike
 from attnflow.models.model import Model
-from attnflow.models.predict import Foil
 
 RELEVANCE_KEY = "relevance"  # of its watch in a `BackwardPass`
 
@@ -29,7 +28,7 @@ def relevance(
     inputs: OneInput,
     target: Targets = None,
     *,
-    foil: Foil | None = None,
+    foil: Foils = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> Importance: ...
@@ -39,7 +38,7 @@ def relevance(
     inputs: list[AnInput],
     target: Targets = None,
     *,
-    foil: Foil | None = None,
+    foil: Foils = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> list[Importance]: ...
@@ -48,7 +47,7 @@ def relevance(
     inputs: object,
     target: Targets = None,
     *,
-    foil: Foil | None = None,
+    foil: Foils = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> Importance | list[Importance]:
@@ -67,8 +66,8 @@ def relevance(
         A class by name or number (for language models a token), one for all inputs or a list with
         one per input; the predicted one if None.
     foil
-        A class whose logit is subtracted: shares are then of the difference. `RUNNER_UP` is the
-        most probable class other than the target.
+        A class whose logit is subtracted, one for all inputs or a list: shares are then of the
+        difference. `RUNNER_UP` is the most probable class other than the target.
     batch_tokens
         Unused: inputs run one by one, so that biases are known for each.
 
@@ -78,10 +77,11 @@ def relevance(
     >>> shares.top(1)[0][:2], bool(abs(missing) < 1e-4)
     ((2, 'keys'), True)
     """
-    watched = read_watched(model, inputs, target, "relevance")
+    watched = read_watched(model, inputs, target, "relevance", foil)
     results = []
-    for encoded, number in zip(watched.encoded, watched.targets, strict=True):
-        watch = watch_relevance([read_foil(number, foil)])
+    aims = pair_aims(watched.targets, watched.foils)
+    for encoded, aim in zip(watched.encoded, aims, strict=True):
+        watch = watch_relevance([aim])
         found = run_backward(watched.model, [encoded], {RELEVANCE_KEY: watch}, position=position)
         results.append(read_relevance(watched.model, encoded, found))
     return watched.unwrap(results)

@@ -13,7 +13,16 @@ from attnflow.models.encoded import Encoded, batches
 from attnflow.models.execution import evaluating
 from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
-from attnflow.models.predict import choose_targets
+from attnflow.models.predict import (
+    Foil,
+    FoilNumber,
+    check_foils,
+    choose_foils,
+    choose_targets,
+    name_watched,
+    number_foil,
+    subtract_logits,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +31,7 @@ Result = TypeVar("Result")
 TargetName = int | str | np.integer[Any]  # a class by number or name; for language models, a token
 # for all inputs, or per input
 Targets = TargetName | Sequence[TargetName | None] | npt.NDArray[np.generic] | None
+Foils = Foil | Sequence[Foil | None] | None  # for all inputs, or per input
 
 
 class WatchedInputs(NamedTuple):
@@ -31,37 +41,56 @@ class WatchedInputs(NamedTuple):
     encoded: list[Encoded]
     targets: list[int | None]  # the class to watch per input; None: the predicted one
     several: bool  # whether a list of inputs was given
+    foils: list[FoilNumber | None]  # what each target is contrasted with; None without foils
 
     def unwrap(self, results: list[Result]) -> Result | list[Result]:
         """One result per input as a list, if a list of inputs was given; else the only one."""
         return results if self.several else results[0]
 
-    def find_targets(self, positions: Sequence[int], batch_tokens: int | None) -> list[int]:
-        """The target of each input: the predicted class where it is None."""
-        known = [target for target in self.targets if target is not None]
-        if len(known) == len(self.encoded):
-            return known
-        intact = list(map(Variant, self.encoded, positions, self.targets))
-        return [target for target, _ in watch(self.model, intact, batch_tokens)]
+    @property
+    def contrasts(self) -> bool:
+        """Whether targets have foils."""
+        return any(foil is not None for foil in self.foils)
+
+    def watch(self, positions: Sequence[int], batch_tokens: int | None) -> "list[WatchedClass]":
+        """What is watched of each unchanged input; target and foil are then known by number."""
+        columns = (self.encoded, positions, self.targets, self.foils)
+        return watch(self.model, list(map(Variant, *columns)), batch_tokens)
 
 
-def read_watched(model: ModelLike, inputs: object, target: Targets, method: str) -> WatchedInputs:
+def read_watched(
+    model: ModelLike, inputs: object, target: Targets, method: str, foil: Foils = None
+) -> WatchedInputs:
     """The inputs of a method that watches predictions, validated and encoded."""
     model = open_model(model)
     check_scorable(model, method)
     encoded, several = encode_inputs(model, inputs)
-    targets: list[Any] = [target] * len(encoded)
-    if isinstance(target, list | tuple | np.ndarray):
-        targets = list(target)
-    if len(targets) != len(encoded):
-        raise OptionError(
-            "targets must be one for all inputs, or one per input;"
-            f" got {len(targets)} for {len(encoded)} inputs"
-        )
+    targets = list_classes(target, len(encoded), "target")
+    foils = list_classes(foil, len(encoded), "foil")
     numbers = {
         name: None if name is None else model.target(name) for name in dict.fromkeys(targets)
     }
-    return WatchedInputs(model, encoded, [numbers[name] for name in targets], several)
+    against = {name: number_foil(model, name) for name in dict.fromkeys(foils)}
+    check_foils(foils)
+    return WatchedInputs(
+        model,
+        encoded,
+        [numbers[name] for name in targets],
+        several,
+        [against[name] for name in foils],
+    )
+
+
+def list_classes(given: object, count: int, what: str) -> list[Any]:
+    """One class for each of several inputs, from one for all, or a list of one per input."""
+    if not isinstance(given, list | tuple | np.ndarray):
+        return [given] * count
+    if len(given) != count:
+        raise OptionError(
+            f"{what}s must be one for all inputs, or one per input;"
+            f" got {len(given)} for {count} inputs"
+        )
+    return list(given)
 
 
 def check_scorable(model: Model, method: str) -> None:
@@ -86,19 +115,40 @@ class Variant:
     encoded: Encoded
     position: int  # where its prediction is read
     target: int | None  # the class to watch; None: the predicted one
+    foil: FoilNumber | None = None  # the class that the target is contrasted with, if any
     hidden: tuple[int, ...] = ()  # positions that attention masks out
+
+
+class WatchedClass(NamedTuple):
+    """What is watched of an input or variant: a class, by its probability or against a foil."""
+
+    target: int
+    probability: float
+    foil: int | None = None
+    difference: float | None = None  # the logit of the target minus that of the foil, if any
+
+    @property
+    def value(self) -> float:
+        """What is watched: the probability, or with a foil the difference of the logits."""
+        return self.probability if self.difference is None else self.difference
+
+    def name(self, model: Model) -> str:
+        """The name of the target, with that of the foil."""
+        return name_watched(model, (self.target, self.foil))
 
 
 def watch(
     model: Model, variants: Sequence[Variant], batch_tokens: int | None
-) -> list[tuple[int, float]]:
-    """The watched class of each variant, and its probability."""
+) -> list[WatchedClass]:
+    """The watched class of each variant, and its values."""
 
-    def read(logits: "torch.Tensor", chosen: Sequence[Variant]) -> list[tuple[int, float]]:
+    def read(logits: "torch.Tensor", chosen: Sequence[Variant]) -> list[WatchedClass]:
         probabilities = model.probabilities(logits)
         targets = choose_targets(model, probabilities, [each.target for each in chosen])
+        foils = choose_foils(model, logits, targets, [each.foil for each in chosen])
         values = probabilities[list(range(len(targets))), targets].tolist()
-        return list(zip(targets, values, strict=True))
+        differences = subtract_logits(logits, targets, foils)
+        return list(map(WatchedClass, targets, values, foils, differences))
 
     return run_variants(model, variants, read, batch_tokens)
 

@@ -135,7 +135,10 @@ def print_importance(
     scored = explanation.word_importance if by_word else explanation.importance
     for place, (name, importance) in enumerate(scored.items()):
         if place == 0:
-            watched = f"{show_token(importance.target)} (probability {importance.probability:.3f})"
+            value = f"probability {importance.probability:.3f}"
+            if importance.score is not None:
+                value = f"logit {importance.score:.3f}"
+            watched = f"{show_token(importance.target)} ({value})"
             print_wrapped(console, f"what {watched} depends on:", "dim")
         values = importance.values.copy()
         marked = zip(explanation.tokens, explanation.special, strict=True)
