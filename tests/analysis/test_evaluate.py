@@ -63,7 +63,7 @@ def test_spearman_of_one_token_is_undefined() -> None:
 
 def test_correlations_are_those_of_the_methods_and_importances_themselves() -> None:
     report = af.evaluate(model(), EXAMPLES, layers=[2, 6])
-    assert [len(list(report.rows())), report.layers, len(report.examples)] == [12, (2, 6), 3]
+    assert [len(list(report.rows())), report.layers, len(report.examples)] == [16, (2, 6), 3]
     for number, (text, label) in enumerate(EXAMPLES):
         graph = af.capture(model(), text).graph()
         for name, importance in PAPER_IMPORTANCES.items():

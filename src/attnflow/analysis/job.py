@@ -351,6 +351,11 @@ class Job:
         """The methods that were named; all of attnflow's if none were."""
         return METHODS if self.methods is None else self.methods
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics of faithfulness."""
+        return tuple(self.faithfulness.metrics) if self.faithfulness else ()
+
     def check_target(self, model: Model) -> tuple[int | None, FoilNumber | None]:
         """The numbers of the class to watch, None for the prediction, and of its foil, if any."""
         if self.target is None and self.foil is None:

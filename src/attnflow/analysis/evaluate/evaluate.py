@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import TypedDict, overload
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from attnflow.analysis.evaluate.report import Report
 from attnflow.analysis.evaluate.sanity import Sanity, measure_sanity, read_seeds
 from attnflow.analysis.evaluate.scored_example import ScoredExample
 from attnflow.analysis.evaluate.scorers import Scorer, Scorers, read_scorers, run_scorer
+from attnflow.analysis.evaluate.truth.evaluate_truth import evaluate_truth, refuse_options
+from attnflow.analysis.evaluate.truth.truth_prompts import TruthPrompts
+from attnflow.analysis.evaluate.truth.truth_report import TruthReport
 from attnflow.analysis.evaluate.yardsticks import Faithful, Subject, Yardsticks
 from attnflow.analysis.faithfulness.faithfulness import choose_value
 from attnflow.analysis.faithfulness.plausibility import read_rationales
@@ -53,13 +56,54 @@ from attnflow.progress import progress_bar
 EXAMPLES_PER_STEP = 32  # examples that are computed between two steps of the progress bar
 
 
+@overload
+def evaluate(
+    model: ModelLike,
+    examples: TruthPrompts,
+    *,
+    methods: Choices | None = ...,
+    edges: Choices | None = ...,
+    against: Choices | None = ...,
+    scorers: Scorers | None = ...,
+    limit: int | None = ...,
+    foil: Foil | Sequence[Foil] | None = ...,
+    residual: float | None = ...,
+    workers: int = ...,
+) -> TruthReport: ...
+@overload
 def evaluate(
     model: ModelLike,
     examples: Iterable[GivenExample],
     *,
-    methods: Choices = tuple(METHODS),
-    edges: Choices = "attention",
-    against: Choices = tuple(PAPER_IMPORTANCES),
+    methods: Choices | None = ...,
+    edges: Choices | None = ...,
+    against: Choices | None = ...,
+    scorers: Scorers | None = ...,
+    layers: Iterable[int] | int | None = ...,
+    limit: int | None = ...,
+    special_tokens: bool = ...,
+    position: str | int = ...,
+    foil: Foil | Sequence[Foil] | None = ...,
+    graph: GraphMaker | None = ...,
+    residual: float | None = ...,
+    without: Sequence[int] = ...,
+    workers: int = ...,
+    faithfulness: Choices | None = ...,
+    replacement: object = ...,
+    target_of: str | None = ...,
+    rationales: Sequence[object] | None = ...,
+    statistic: str = ...,
+    undefined: str = ...,
+    sanity: bool | Sequence[int] = ...,
+    query: str | int | None = ...,
+) -> Report: ...
+def evaluate(
+    model: ModelLike,
+    examples: Iterable[GivenExample] | TruthPrompts,
+    *,
+    methods: Choices | None = None,
+    edges: Choices | None = None,
+    against: Choices | None = None,
     scorers: Scorers | None = None,
     layers: Iterable[int] | int | None = None,
     limit: int | None = None,
@@ -78,7 +122,7 @@ def evaluate(
     undefined: str = "drop",
     sanity: bool | Sequence[int] = False,
     query: str | int | None = None,
-) -> Report:
+) -> Report | TruthReport:
     """How well methods rank the tokens of examples: by correlation with importance, and more.
 
     One forward pass per example serves all methods. If interrupted by Ctrl-C, it returns the
@@ -90,15 +134,20 @@ def evaluate(
         A `Model`, a name or folder as `load` takes it, or a Hugging Face model.
     examples
         Texts, or pairs (text, label); without a label the target of importance is what the model
-        predicts. A text may be another input that `Model.encode` takes, such as a chat.
+        predicts. A text may be another input that `Model.encode` takes, such as a chat. Or the
+        prompts of `truth_prompts`, whose true token is known: the report then says where methods,
+        importances and scorers rank it, and takes the options methods, edges, against, scorers,
+        limit, foil, residual and workers.
     methods
-        Names of methods, or {name: function} with user-defined methods; None stands for
-        attnflow's own of that name.
+        Names of methods, or {name: function} with user-defined methods; a None in their place
+        stands for attnflow's own of that name. All of attnflow's if None.
     edges
         What an edge of the graph weighs, one or several, as in `explain`; rows on edges other than
-        attention are named after both: "contribution rollout".
+        attention are named after both: "contribution rollout". Attention if None. If methods is
+        None as well, the method that `explain` shows first comes first.
     against
-        Names of importances, or {name: function}, called as f(model, inputs, target).
+        Names of importances, or {name: function}, called as f(model, inputs, target); blank-out and
+        input gradients if None, for prompts with known truth also relevance.
     scorers
         User-defined scores by name: one array per example (one number per token), or a function
         of the text. They have no layers.
@@ -156,14 +205,34 @@ def evaluate(
     <Report: rollout against blank_out, 1 example>
     """
     if query is not None:
-        if position != "focal":
-            raise OptionError(f"query is the old name of position; got {query!r} and {position!r}")
-        warnings.warn(
-            "evaluate's query is now position; the old name works in this version only",
-            FutureWarning,
-            stacklevel=2,
+        position = rename_query(query, position)
+    if isinstance(examples, TruthPrompts):
+        refuse_options(
+            layers=(layers, None),
+            special_tokens=(special_tokens, False),
+            position=(position, "focal"),
+            graph=(graph, None),
+            without=(list(without), []),
+            faithfulness=(faithfulness, ()),
+            replacement=(replacement, None),
+            target_of=(target_of, None),
+            rationales=(rationales, None),
+            statistic=(statistic, "spearman"),
+            undefined=(undefined, "drop"),
+            sanity=(sanity, False),
         )
-        position = query
+        return evaluate_truth(
+            open_model(model),
+            examples,
+            methods=methods,
+            edges=edges,
+            against=against,
+            scorers=scorers,
+            limit=limit,
+            foil=foil,
+            residual=residual,
+            workers=workers,
+        )
     chosen = take_examples(examples, limit)
     check_statistic(statistic, undefined)
     one_foil, foils = read_foils(foil, len(chosen))
@@ -171,7 +240,7 @@ def evaluate(
     job = Job.read(
         methods=methods,
         edges=edges,
-        importance=against,
+        importance=tuple(PAPER_IMPORTANCES) if against is None else against,
         layers=read_all_layers(layers),
         position=position,
         foil=one_foil,
@@ -184,7 +253,7 @@ def evaluate(
         target_of=watched_value,
     )
     seeds = read_seeds(sanity)
-    if seeds and not job.methods:
+    if seeds and not job.named_methods:
         raise OptionError("sanity ranks by methods on randomised weights; got scorers alone")
     model = open_model(model)
     yardsticks = Yardsticks.read(model, job.faithfulness, job.replacement)
@@ -223,11 +292,23 @@ def evaluate(
         source=evaluation.source,
         statistic=statistic,
         undefined=undefined,
-        faithfulness=tuple(job.faithfulness.metrics) if job.faithfulness else (),
+        faithfulness=job.metric_names,
         replacements=yardsticks.names if yardsticks else (),
         target_of=watched_value.replace("-", "_"),
         sanity=tested,
     )
+
+
+def rename_query(query: str | int, position: str | int) -> str | int:
+    """The position by its old name, with a warning."""
+    if position != "focal":
+        raise OptionError(f"query is the old name of position; got {query!r} and {position!r}")
+    warnings.warn(
+        "evaluate's query is now position; the old name works in this version only",
+        FutureWarning,
+        stacklevel=3,
+    )
+    return query
 
 
 def read_all_layers(layers: Iterable[int] | int | None) -> list[int] | None:
@@ -275,11 +356,16 @@ class Evaluation:
     layers: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     source: Source | None = None
+    computed: tuple[str, ...] = ()
 
     @property
     def method_names(self) -> tuple[str, ...]:
-        """The names of all methods, on each kind of edges."""
-        return tuple(choice.name for choice in self.job.plan(self.model).choices)
+        """The names of all methods, on each kind of edges.
+
+        Once examples are scored, those that were computed: the default edges are left out where
+        they are not available for the model.
+        """
+        return self.computed or tuple(choice.name for choice in self.job.plan(self.model).choices)
 
     def check(self, *, has_rationales: bool) -> None:
         """Refuse an evaluation without methods, or without a yardstick."""
@@ -361,6 +447,7 @@ class Evaluation:
                     seen.importance[event.name] = np.asarray(event.importance)
                     self.count(event.name, event.seconds)
         self.source = self.source or describe_graphs(graphs)
+        self.computed = self.computed or tuple(found[0].scores)
         return found
 
     def measure(

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from attnflow.analysis.evaluate.examples import Example
-from attnflow.analysis.evaluate.scorers import Scorer, run_scorer
+from attnflow.analysis.evaluate.examples import Example, read_foils
+from attnflow.analysis.evaluate.scorers import Scorer, Scorers, read_scorers, run_scorer
 from attnflow.analysis.evaluate.truth.ranks import Positions1D, TruthRank, list_ranked, rank_truth
-from attnflow.analysis.evaluate.truth.truth_prompts import TruthPrompt
+from attnflow.analysis.evaluate.truth.truth_prompts import TruthPrompt, TruthPrompts
 from attnflow.analysis.evaluate.truth.truth_report import RankedPrompt, TruthReport
+from attnflow.analysis.importance.importances import IMPORTANCES
 from attnflow.analysis.job import Job
 from attnflow.analysis.run import (
     Case,
@@ -21,8 +22,11 @@ from attnflow.analysis.run import (
     run,
 )
 from attnflow.core.arrays import Floats
+from attnflow.core.checks import check_count
+from attnflow.core.choices import Choices
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.provenance import Source
+from attnflow.errors import OptionError
 from attnflow.models.model import Model
 from attnflow.models.predict import Foil, RunnerUp
 from attnflow.progress import progress_bar
@@ -31,6 +35,46 @@ PROMPTS_TOGETHER = 8
 RANDOM_ORDERS = 20
 LATER, EARLIER, RANDOM_ORDER = "later tokens first", "earlier tokens first", "random order"
 ORDERS = (LATER, EARLIER, RANDOM_ORDER)
+
+
+def evaluate_truth(
+    model: Model,
+    prompts: TruthPrompts,
+    *,
+    methods: Choices | None,
+    edges: Choices | None,
+    against: Choices | None,
+    scorers: Scorers | None,
+    limit: int | None,
+    foil: Foil | Sequence[Foil] | None,
+    residual: float | None,
+    workers: int,
+) -> TruthReport:
+    """The report on prompts with known truth; options as in `evaluate`."""
+    chosen = prompts.prompts if limit is None else prompts.prompts[: check_count("limit", limit)]
+    same, foils = read_foils(foil, len(chosen))
+    job = Job.read(
+        methods=methods,
+        edges=edges,
+        importance=tuple(IMPORTANCES) if against is None else against,
+        residual=residual,
+        workers=workers,
+    )
+    if model.depth is not None:
+        job = replace(job, layers=(model.depth,))
+    scored = read_scorers(scorers, len(chosen))
+    return TruthEvaluation(model, job, scored).run(chosen, [same or each for each in foils])
+
+
+def refuse_options(**options: tuple[object, object]) -> None:
+    """Refuse options of other evaluations, each with its default, unless they have it."""
+    for option, (given, default) in options.items():
+        if given is not default and given != default:
+            raise OptionError(
+                "prompts with known truth are judged by the rank of their true token; got"
+                f" {option}={given!r}: leave it out",
+                options=[option],
+            )
 
 
 @dataclass(eq=False)

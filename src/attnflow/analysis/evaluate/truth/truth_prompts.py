@@ -121,6 +121,11 @@ class TruthPrompts(Table, Sequence[TruthPrompt]):
             f" {families} {'family' if families == 1 else 'families'}>"
         )
 
+    @property
+    def foils(self) -> list[int]:
+        """The token of each prompt's foil, as `evaluate` takes them: `foil=prompts.foils`."""
+        return [prompt.foil_target for prompt in self.prompts]
+
     def rows(self) -> Iterator[FunnelRow]:
         """(family, tried, right, flips, calm, keys)."""
         yield from self.funnel
