@@ -57,6 +57,7 @@ from .errors import (
     RoundingWarning,
     SaturationWarning,
     ShareWarning,
+    TargetWarning,
     WeightsError,
 )
 from .models.load import load
@@ -113,6 +114,7 @@ __all__ = [
     "Sink",
     "Source",
     "StageStarted",
+    "TargetWarning",
     "TokenAttention",
     "TruthPrompt",
     "TruthPrompts",

@@ -72,5 +72,9 @@ class ShareWarning(UserWarning):
     """A row of which too little was kept to be meaningful."""
 
 
+class TargetWarning(UserWarning):
+    """A target or foil that is probably not the token that was meant."""
+
+
 class SaturationWarning(UserWarning):
     """Attention flow that equals a bound, or is even, and so hardly tells tokens apart."""

@@ -12,6 +12,7 @@ from attnflow.cli.evaluate import evaluate_folder, note_unfinished
 from attnflow.cli.options import (
     OWN,
     Edges,
+    FoilFlags,
     GraphFlags,
     LayerOption,
     Limit,
@@ -129,6 +130,7 @@ def run_command(
         str | None,
         typer.Option(help=f"blank_out, input_gradient, separated by commas; your own as {OWN}."),
     ] = None,
+    foil: FoilFlags,
     limit: Limit = None,
     batch_tokens: Annotated[
         int | None, typer.Option(help="Tokens that run through the model together.")
@@ -177,6 +179,7 @@ def run_command(
             graph=graph.graph,
             segments=segments,
             importance=list_references(importance, IMPORTANCES, "importance"),
+            foil=foil.read(),
             limit=limit,
             batch_tokens=batch_tokens,
             workers=workers,

@@ -12,6 +12,7 @@ from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTAN
 from attnflow.analysis.job import Job
 from attnflow.cli.options import (
     Edges,
+    FoilFlags,
     GraphFlags,
     Importances,
     LayersOption,
@@ -60,6 +61,7 @@ def evaluate_command(
     against: Importances = ALL_IMPORTANCES,
     layers: LayersOption = None,
     position: PositionChoice = "focal",
+    foil: FoilFlags,
     graph: GraphFlags,
     scoring: ScoringFlags,
     differences: Annotated[
@@ -88,11 +90,11 @@ def evaluate_command(
                 "evaluate needs a model and a file of texts, or the folder of a corpus alone;"
                 f" got {model!r}"
             )
-        computed = (layers or None, position, graph, edges, sanity)
-        if computed != (None, "focal", GraphFlags(), None, False):
+        computed = (layers or None, position, foil, graph, edges, sanity)
+        if computed != (None, "focal", FoilFlags(), GraphFlags(), None, False):
             raise OptionError(
                 "a corpus is evaluated as it was computed: leave out --layers, --position,"
-                " --residual, --without, --graph, --edges, --sanity"
+                " --foil, --runner-up, --residual, --without, --graph, --edges, --sanity"
             )
         if differences:
             raise OptionError("--differences is for texts in a file; leave it out for a corpus")
@@ -103,13 +105,15 @@ def evaluate_command(
     chosen = read_functions(methods, METHODS, "method")
     yardsticks = read_functions(against, IMPORTANCES, "importance")
     numbers, kinds, made = parse_layers(layers), read_edge_names(edges), graph.read()
-    place = read_name_or_number(position, "--position")
+    place, against_foil = read_name_or_number(position, "--position"), foil.read()
     Job.read(
         methods=chosen,
         edges=kinds or "attention",
         importance=yardsticks,
         layers=numbers,
         position=place,
+        foil=against_foil,
+        target_of=scoring.target_of,
         **made,
     )
     loaded = load(model)
@@ -121,6 +125,7 @@ def evaluate_command(
         against=yardsticks,
         layers=numbers,
         position=place,
+        foil=against_foil,
         sanity=sanity,
         **made,
         **scoring.read(),

@@ -9,12 +9,13 @@ from rich.console import Console
 
 from attnflow.analysis.explain.explain import explain
 from attnflow.analysis.explain.explanation import Explanation
-from attnflow.analysis.run import describe_row
+from attnflow.analysis.run import describe_row, describe_top_row
 from attnflow.capturing.capture import capture
 from attnflow.cli.options import (
     LEFT_OUT,
     AnyModel,
     Edges,
+    FoilFlags,
     GraphFlags,
     LayerOption,
     ModelName,
@@ -32,7 +33,6 @@ from attnflow.cli.output import PageOutput, check_out
 from attnflow.core.methods import METHODS
 from attnflow.errors import OptionError
 from attnflow.models.load import BUNDLED, load
-from attnflow.models.predict import RUNNER_UP, Foil
 from attnflow.show.terminal.answers import print_explanation
 from attnflow.show.terminal.tables import print_notes, say
 
@@ -62,13 +62,17 @@ class ExplanationView(ViewFlags):
             )
 
 
-def read_foil_option(foil: str | None, runner_up: bool) -> Foil | None:
-    """The foil: a class by name, or the most probable other one."""
-    if foil is not None and runner_up:
-        raise OptionError(
-            f"one foil contrasts with the target; got --foil {foil} and --runner-up: give one"
-        )
-    return RUNNER_UP if runner_up else foil
+def list_terminal_notes(explanation: Explanation, view: ExplanationView) -> list[str]:
+    """The notes on what the terminal shows: those on rows are of the layer that is shown."""
+    of_top = {
+        note
+        for done in explanation.runs.values()
+        for note in describe_top_row(done.result, explanation.position)
+    }
+    notes = [note for note in explanation.notes if note not in of_top]
+    for name in explanation.results if view.layer != 1 else ():
+        notes += describe_row(explanation.row(name, view.layer, by_word=view.words))
+    return notes
 
 
 @expand_options
@@ -89,13 +93,7 @@ def explain_command(
         str | None,
         typer.Option(help="The class that importance watches; the prediction by default."),
     ] = None,
-    foil: Annotated[
-        str | None,
-        typer.Option(help="The class that gradient and relevance edges contrast the target with."),
-    ] = None,
-    runner_up: Annotated[
-        bool, typer.Option("--runner-up", help="The most probable other class is the foil.")
-    ] = False,
+    foil: FoilFlags,
     importance: Annotated[
         bool, typer.Option("--importance", help="Show blank-out and input gradients too.")
     ] = False,
@@ -110,7 +108,8 @@ def explain_command(
     output.check()
     view.check(output)
     exclude, reference = view.read_exclude(), view.read_reference(None)
-    is_filed, is_watched = output.out is not None, importance or target is not None
+    is_filed, contrast = output.out is not None, foil.read()
+    is_watched = importance or target is not None or contrast is not None
     text = read_input(text)
     explanation = explain(
         text if pair is None else (text, pair),
@@ -120,7 +119,7 @@ def explain_command(
         importance=None if is_watched or (is_filed and not output.is_picture) else (),
         position=position,
         target=target,
-        foil=read_foil_option(foil, runner_up),
+        foil=contrast,
         normalize=read_normalize(normalize),
         truncation=truncation,
         heads=None if heads and is_filed else "mean",
@@ -128,9 +127,8 @@ def explain_command(
     )
     if is_filed or explanation.graph is None:
         print_notes(explanation.notes)
-    elif view.layer != 1:
-        for name in explanation.results:
-            print_notes(describe_row(explanation.row(name, view.layer, by_word=view.words)))
+    else:
+        print_notes(list_terminal_notes(explanation, view))
     print_notes(describe_missing_importance(explanation, output, importance, is_watched))
     if is_filed:
         output.write(explanation)

@@ -12,6 +12,7 @@ from attnflow.analysis.job import Job
 from attnflow.cli.options import (
     OWN,
     Edges,
+    FoilFlags,
     Functions,
     GraphFlags,
     LayerOption,
@@ -73,6 +74,7 @@ def generate_command(
     *,
     max_new_tokens: Annotated[int, typer.Option(help="The maximum number of tokens.")] = 20,
     edges: Edges = None,
+    foil: FoilFlags,
     shown: ResultFlags,
     view: StoryView,
     output: PageOutput,
@@ -100,11 +102,14 @@ def generate_command(
     kinds = shown.choose_edges(edges, shows_all=shows_all)
     graph = shown.read()
     normalize = read_normalize(shown.normalize)
-    Job.read(methods=method, edges=kinds, normalize=normalize, **graph)
+    contrast = foil.read()
+    Job.read(methods=method, edges=kinds, foil=contrast, normalize=normalize, **graph)
     loaded = load(model)
     if shown.layer is not None and loaded.depth is not None:
         check_layer_number(shown.layer, loaded.depth)
-    story = generate(loaded, read_input(prompt), max_new_tokens=max_new_tokens, edges=kinds)
+    story = generate(
+        loaded, read_input(prompt), max_new_tokens=max_new_tokens, edges=kinds, foil=contrast
+    )
     print_notes(story.notes)
     if shows_all:
         output.write(story)

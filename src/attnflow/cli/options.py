@@ -18,6 +18,7 @@ from attnflow.core.choices import import_function
 from attnflow.core.comparison import REFERENCES
 from attnflow.edges.edge_weight import EDGES, EdgeWeight
 from attnflow.errors import OptionError
+from attnflow.models.predict import RUNNER_UP, Foil
 
 OWN = "package.module:function"
 LEFT_OUT = ",".join(ASIDES)
@@ -81,7 +82,22 @@ Replacements = Annotated[
     ),
 ]
 TargetOf = Annotated[
-    str, typer.Option(help="What faithfulness watches: probability, log_probability or logit.")
+    str | None,
+    typer.Option(
+        help="What faithfulness watches: probability, log_probability or logit.",
+        show_default="probability; with a foil logit",
+    ),
+]
+FoilOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLASS",
+        help="The class, or token, that the target is contrasted with: gradients and importance"
+        " watch the difference of their logits.",
+    ),
+]
+RunnerUpOption = Annotated[
+    bool, typer.Option("--runner-up", help="The most probable other class is the foil.")
 ]
 Statistic = Annotated[
     str, typer.Option(help="The rank correlation: spearman, kendall, or dense (ranks).")
@@ -210,6 +226,23 @@ class GraphFlags:
         return {"residual": self.residual, "without": without, "graph": make}
 
 
+@dataclass(frozen=True)
+class FoilFlags:
+    """What the target is contrasted with."""
+
+    foil: FoilOption = None
+    runner_up: RunnerUpOption = False
+
+    def read(self) -> Foil | None:
+        """The foil: a class by name, or the most probable other one."""
+        if self.foil is not None and self.runner_up:
+            raise OptionError(
+                f"one foil contrasts with the target; got --foil {self.foil} and --runner-up: give"
+                " one"
+            )
+        return RUNNER_UP if self.runner_up else self.foil
+
+
 class ScoringArguments(TypedDict):
     """The arguments of `evaluate` and `evaluate_corpus` that say how methods are scored."""
 
@@ -217,7 +250,7 @@ class ScoringArguments(TypedDict):
     limit: int | None
     faithfulness: Functions
     replacement: str | list[str] | None
-    target_of: str
+    target_of: str | None
     statistic: str
     undefined: str
 
@@ -230,7 +263,7 @@ class ScoringFlags:
     limit: Limit = None
     faithfulness: Faithfulness = ""
     replacement: Replacements = ""
-    target_of: TargetOf = "probability"
+    target_of: TargetOf = None
     statistic: Statistic = "spearman"
     undefined: Undefined = "drop"
 

@@ -45,6 +45,7 @@ from attnflow.edges.graphs import refuse_residual
 from attnflow.errors import CaptureError, CorpusWarning, FileError, OptionError
 from attnflow.models.execution import require_torch
 from attnflow.models.load import BUNDLED, ModelLike, open_model
+from attnflow.models.predict import Foil
 from attnflow.notices import give_notice
 from attnflow.progress import progress_bar
 
@@ -82,6 +83,7 @@ def explain_corpus(
     graph: GraphMaker | str | None = None,
     segments: str | None = None,
     importance: Choices | None = None,
+    foil: Foil | None = None,
     limit: int | None = None,
     batch_tokens: int | None = None,
     workers: int | None = None,
@@ -144,6 +146,11 @@ def explain_corpus(
     importance
         Names of importances ("blank_out", "input_gradient"), or {name: function} as for methods,
         called as f(model, texts, targets); none by default.
+    foil
+        The class that labels (predictions, where there is no label) are contrasted with, as for
+        `explain`, or `RUNNER_UP`; importance, gradient and relevance edges, and the faithfulness
+        that `evaluate_corpus` measures, then watch the difference of the two logits. A text whose
+        label is the foil is an error. None by default.
     limit
         The maximum number of rows.
     batch_tokens
@@ -182,6 +189,7 @@ def explain_corpus(
         "graph": graph,
         "segments": segments,
         "importance": importance,
+        "foil": foil,
         "limit": limit,
         "batch_tokens": batch_tokens,
         "shard_rows": shard_rows,

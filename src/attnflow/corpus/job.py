@@ -26,6 +26,7 @@ from attnflow.errors import AttnFlowError, OptionError
 from attnflow.models.encoded import Encoded
 from attnflow.models.load import BUNDLED, ModelLike
 from attnflow.models.model import Model
+from attnflow.models.predict import RUNNER_UP, Foil, RunnerUp
 from attnflow.notices import ignore_notices
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class CorpusOptions:
     graph: GraphMaker | str | None = None
     segments: str | None = None
     importance: Choices = ()
+    foil: Foil | None = None
     limit: int | None = None
     batch_tokens: int | None = None
     shard_rows: int = SHARD_ROWS
@@ -67,6 +69,35 @@ class ColumnNames(TypedDict):
     text: AnyText | None
     id: AnyText | None
     label: AnyText | None
+
+
+class RunnerUpRecord(TypedDict):
+    """The automatic foil in a manifest: an object, since every text may be the name of a class."""
+
+    runner_up: Annotated[bool, Rule("true", bool)]
+
+
+FoilRecord = RunnerUpRecord | Count | AnyText
+
+
+def record_foil(foil: Foil | None) -> FoilRecord | None:
+    """A foil as a manifest records it.
+
+    >>> record_foil(RUNNER_UP), record_foil("plural")
+    ({'runner_up': True}, 'plural')
+    """
+    if isinstance(foil, RunnerUp):
+        return {"runner_up": True}
+    return foil if foil is None or isinstance(foil, str) else int(foil)
+
+
+def recall_foil(record: FoilRecord | None) -> Foil | None:
+    """The foil of a record.
+
+    >>> recall_foil({"runner_up": True})
+    attnflow.RUNNER_UP
+    """
+    return RUNNER_UP if isinstance(record, dict) else record
 
 
 @dataclass(frozen=True)
@@ -98,6 +129,7 @@ class StoredJob:
         default_factory=lambda: ColumnNames(text=None, id=None, label=None)
     )
     limit: Positive | None = None
+    foil: FoilRecord | None = None
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -199,6 +231,7 @@ class StoredJob:
             edges=find(self.edges, self.own_edges, "edge weight"),
             layers=self.layers,
             position=self.position,
+            foil=recall_foil(self.foil),
             normalize=self.normalize,
             residual=self.residual,
             without=self.without,
@@ -236,6 +269,7 @@ def plan_job(
 ) -> tuple[CorpusJob, Job]:
     """The job that these options mean for a model, tried on two tokens before anything is read."""
     check_model(model, job)
+    job.check_target(model)
     trial = model.encode([0] * (max(job.without, default=0) + 2))
     check_kept(model, trial, job)
     graphs, heads = try_edges(model, job, trial)
@@ -261,6 +295,7 @@ def plan_job(
             text=options.text_column, id=options.id_column, label=options.label_column
         ),
         limit=options.limit,
+        foil=record_foil(job.foil),
     )
     stored.check_columns()
     depth = next(iter(graphs.values())).depth
@@ -294,6 +329,7 @@ def read_job(options: CorpusOptions, importable: bool = False) -> tuple[Job, Ref
         importance=importance,
         edges=edges,
         position=options.position,
+        foil=options.foil,
         normalize=options.normalize,
         # that of a resumed folder stays unused where edges hold the residual inside
         residual=options.residual if mixes_residual(edges) else None,
@@ -424,6 +460,7 @@ def try_importance(model: Model, job: Job) -> None:
         edges=read_edges("attention"),
         importance=own,
         position="focal",
+        foil=None if job.foil is None else RUNNER_UP,  # which differs from every prediction
         graph=None,
         without=(),
         residual=None,

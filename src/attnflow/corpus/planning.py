@@ -9,7 +9,7 @@ from attnflow.core.methods import METHODS
 from attnflow.core.provenance import read_versions
 from attnflow.corpus.folder import matches, remove_leftovers, shard_errors_path, shard_path
 from attnflow.corpus.formats import TellUser
-from attnflow.corpus.job import CorpusOptions, StoredJob
+from attnflow.corpus.job import CorpusOptions, StoredJob, recall_foil
 from attnflow.corpus.manifest import MANIFEST_FORMAT, MOST_SHARDS, InputRecord, Manifest
 from attnflow.corpus.read_corpus import read_shards
 from attnflow.corpus.rows import InputFiles, hash_file
@@ -63,6 +63,7 @@ def recall_options(folder: Path, begun: Manifest, given: Collection[str]) -> Cor
         without=() if makes_graphs else stored.without,
         segments=stored.segments,
         importance=stored.importance,
+        foil=recall_foil(stored.foil),
         limit=stored.limit,
         batch_tokens=stored.batch_tokens,
         shard_rows=begun.shard_rows,

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from attnflow.analysis.evaluate.yardsticks import Yardsticks
+from attnflow.analysis.faithfulness.faithfulness import choose_value
 from attnflow.analysis.faithfulness.metrics import prefers_lower
 from attnflow.analysis.job import read_faithfulness
 from attnflow.analysis.statistics import (
@@ -33,12 +34,13 @@ from attnflow.core.io.tables import Table
 from attnflow.core.provenance import Source
 from attnflow.core.text import is_common
 from attnflow.corpus.faithfulness import measure_rows, open_same, stack_values
-from attnflow.corpus.job import StoredJob, name_results
+from attnflow.corpus.job import StoredJob, name_results, recall_foil
 from attnflow.corpus.manifest import Manifest
 from attnflow.corpus.rows import require_pyarrow
 from attnflow.corpus.text_rows import TextRow, read_text_rows
 from attnflow.errors import OptionError
 from attnflow.models.load import ModelLike
+from attnflow.models.predict import number_foil
 
 
 class CorpusReportRow(NamedTuple):
@@ -93,6 +95,8 @@ class CorpusReport(Table):
     measured
         Of faithfulness, by (metric, replacement, method): [layer, text]; a random order and the
         best one found are among the methods.
+    contrasts
+        Whether faithfulness watched the logit of the target minus that of a foil.
     """
 
     columns: ClassVar = CorpusReportRow._fields[:-1]
@@ -106,6 +110,7 @@ class CorpusReport(Table):
     statistic: str = "spearman"
     undefined: str = "drop"
     measured: dict[tuple[str, str, str], Floats] = field(default_factory=dict)
+    contrasts: bool = False
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -135,7 +140,8 @@ class CorpusReport(Table):
     def _panels(self) -> Iterator[Panel]:
         """One line per yardstick, method and layer."""
         kept = "included" if self.special_tokens else "left out"
-        more = " and faithfulness" if self.measured else ""
+        value = " (of the logit of the target minus that of the foil)" if self.contrasts else ""
+        more = f" and faithfulness{value}" if self.measured else ""
         zero = "; undefined correlations count as 0" if self.undefined == "zero" else ""
         caption = (
             f"{STATISTIC_NAMES[self.statistic]}{more} in {self.name}; special tokens {kept}{zero}"
@@ -170,7 +176,7 @@ def evaluate_corpus(
     undefined: str = "drop",
     faithfulness: Choices | None = (),
     replacement: object = None,
-    target_of: str = "probability",
+    target_of: str | None = None,
     model: "ModelLike | None" = None,
 ) -> CorpusReport:
     """How well the stored methods rank tokens: rank correlation with stored importance.
@@ -191,7 +197,8 @@ def evaluate_corpus(
     seed
         The seed of the bootstrap.
     statistic, undefined, faithfulness, replacement, target_of
-        As in `evaluate`; for faithfulness the model runs, on perturbed texts.
+        As in `evaluate`; for faithfulness the model runs, on perturbed texts, and watches the
+        difference of logits if the corpus has a foil.
     model
         The model that the corpus was computed with, needed for faithfulness; loaded by the name
         that the folder has noted if None.
@@ -202,7 +209,9 @@ def evaluate_corpus(
     job = manifest.options
     chosen = choose_stored(methods, job.results, "method", folder)
     scored = choose_stored(against, job.importance, "importance", folder)
-    measurement, yardsticks = read_faithfulness(faithfulness, target_of), None
+    foil = recall_foil(job.foil)
+    watched = choose_value(target_of, contrasts=foil is not None)
+    measurement, yardsticks = read_faithfulness(faithfulness, watched), None
     if measurement is not None:
         opened = open_same(folder, manifest, model)
         yardsticks = Yardsticks.read(opened, measurement, replacement)
@@ -218,7 +227,9 @@ def evaluate_corpus(
     measured = {}
     if yardsticks is not None:
         rows = read_text_rows(place, manifest, chosen, ["text", "tokens", "label"])
-        measured = stack_values(measure_rows(yardsticks, islice(rows, limit), chosen, job.position))
+        against_foil = number_foil(yardsticks.model, foil)
+        found = measure_rows(yardsticks, islice(rows, limit), chosen, job.position, against_foil)
+        measured = stack_values(found)
     return CorpusReport(
         name=os.fspath(folder),
         layers={method: job.layers[method] for method in chosen},
@@ -235,6 +246,7 @@ def evaluate_corpus(
         statistic=statistic,
         undefined=undefined,
         measured=measured,
+        contrasts=foil is not None,
     )
 
 

@@ -73,17 +73,23 @@ def read_typed(kind: Any, value: object, name: str = CONTENT) -> Any:
         )
     if origin is dict:
         return read_mapping(arguments[0], arguments[1], value, name)
-    if kind in (str, int, float, NoneType):
+    if kind in (str, int, float, bool, NoneType):
         return read_scalar(kind, value, name)
     return read_object(kind, value, name)
 
 
 def read_scalar(kind: type, value: object, name: str) -> object:
-    """A string, a number or null; true and false are not numbers."""
+    """A string, a number, null, true or false; the last two are not numbers."""
     accepted: type | UnionType = int | float if kind is float else kind
-    if isinstance(value, accepted) and not isinstance(value, bool):
+    if isinstance(value, accepted) and isinstance(value, bool) == (kind is bool):
         return value
-    words = {str: "a text", int: "a whole number", float: "a number", NoneType: "null"}
+    words = {
+        str: "a text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        NoneType: "null",
+    }
     raise mismatch(name, words[kind], value)
 
 

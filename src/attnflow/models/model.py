@@ -510,7 +510,8 @@ class Model:
         Parameters
         ----------
         target
-            Its name or number.
+            Its name or number. For a token, its name in the vocabulary, or its text: " Paris" is
+            the token after a space.
 
         >>> from attnflow import load
         >>> load("verb-number").target("plural")

@@ -1,14 +1,15 @@
 """Predictions of a model, and the classes or tokens that they are about."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from inspect import signature
 from typing import TYPE_CHECKING, Final
 
 from attnflow.core.checks import LARGE, is_integer
-from attnflow.errors import OptionError
+from attnflow.errors import OptionError, TargetWarning
 from attnflow.models.families import LANGUAGE
+from attnflow.notices import give_notice
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,7 @@ class RunnerUp(Enum):
 
 
 RUNNER_UP: Final = RunnerUp.RUNNER_UP
+SPACES = ("Ġ", "▁")  # how vocabularies write a space before a token
 Foil = int | str | RunnerUp  # a class by number or name; for language models, a token
 FoilNumber = int | RunnerUp  # the same, resolved
 
@@ -37,6 +39,31 @@ class Target:
     number: int
     label: str
     probability: float
+
+
+class SpelledToken(int):
+    """A token given by its exact name, which is also the name of a token after a space.
+
+    Parameters
+    ----------
+    number
+        The id of the token of that name.
+    text
+        The name.
+    spaced
+        The id of the token of the same text after a space.
+    """
+
+    text: str
+    spaced: int
+
+    def __new__(cls, number: int, text: str, spaced: int) -> "SpelledToken":
+        token = super().__new__(cls, number)
+        token.text, token.spaced = text, spaced
+        return token
+
+    def __getnewargs__(self) -> tuple[int, str, int]:  # type: ignore[override]
+        return int(self), self.text, self.spaced
 
 
 class Prediction(tuple[str, float]):
@@ -164,6 +191,7 @@ def choose_targets(
 ) -> list[int]:
     """Each target, or the class with the best score where it is None; checked.
 
+    Warns of a token whose name after a space is another token with a better score.
     scores: [sequence, class], logits or probabilities.
     """
     best = scores.argmax(dim=-1).tolist()
@@ -172,7 +200,21 @@ def choose_targets(
         raise OptionError(
             f"target must be from 0 to {scores.shape[-1] - 1} for {model.name}; got {max(chosen)}"
         )
-    return chosen
+    for row, number in enumerate(chosen):
+        if isinstance(number, SpelledToken) and scores[row, number.spaced] > scores[row, number]:
+            warn_of_spelling(number)
+    return list(map(int, chosen))
+
+
+def warn_of_spelling(token: SpelledToken) -> None:
+    """Warn that a target or foil lacks the space that its text has in a running text."""
+    name, other = repr(token.text), repr(f" {token.text}")
+    give_notice(
+        f"{name} is a token without a space before it, and {other} is more probable here: give"
+        f" {other} if that is meant",
+        TargetWarning,
+        stacklevel=2,
+    )
 
 
 def choose_foils(
@@ -248,16 +290,36 @@ def find_label(labels: dict[int, str], target: str) -> list[int]:
     return exact or [number for number, name in labels.items() if name.lower() == target.lower()]
 
 
-def find_token(model: "Model", target: str) -> list[int]:
-    """The id of a token by its name, or of a word as it stands in a text; empty if unknown."""
-    if model.task not in LANGUAGE or model.tokenizer is None or not target:
+def find_token(model: "Model", named: str) -> list[int]:
+    """The id of a token by its name, or of a word as it stands in a text; empty if unknown.
+
+    A leading space belongs to the token: " Paris" is the token after a space.
+    """
+    if model.task not in LANGUAGE or model.tokenizer is None or not named:
         return []  # an empty text is not a token, though a tokenizer may make one of a space
     vocabulary = model.tokenizer.get_vocab()
-    if target in vocabulary:
-        return [int(vocabulary[target])]
-    ways = [
-        list(model.tokenizer(text, add_special_tokens=False)["input_ids"])
-        for text in (f" {target}", target)
-    ]
+    if named in vocabulary:
+        number = int(vocabulary[named])
+        spaced = find_spaced(model, vocabulary, named)
+        return [number if spaced in (None, number) else SpelledToken(number, named, spaced)]
+    if named.startswith(" "):
+        spaced = find_spaced(model, vocabulary, named[1:])
+        return [] if spaced is None else [spaced]
+    spaced = find_spaced(model, vocabulary, named)
+    found = tokenize_alone(model, named) if spaced is None else spaced
+    return [] if found is None else [found]
+
+
+def find_spaced(model: "Model", vocabulary: Mapping[str, int], text: str) -> int | None:
+    """The id of a text after a space, if it is one token then."""
+    for space in SPACES:
+        if space + text in vocabulary:
+            return int(vocabulary[space + text])
+    return tokenize_alone(model, f" {text}")
+
+
+def tokenize_alone(model: "Model", text: str) -> int | None:
+    """The id of a text that is one token; None if it is several, or unknown."""
+    ids = list(model.tokenizer(text, add_special_tokens=False)["input_ids"])
     unknown = getattr(model.tokenizer, "unk_token_id", None)
-    return next((way for way in ways if len(way) == 1 and way[0] != unknown), [])
+    return int(ids[0]) if len(ids) == 1 and ids[0] != unknown else None

@@ -35,6 +35,7 @@ from attnflow.models.encoded import OneInput, are_many, restore_picture
 from attnflow.models.load import BUNDLED, ModelLike, open_model
 from attnflow.models.model import Model
 from attnflow.models.predict import Foil
+from attnflow.notices import collect_notices
 
 Kind = TypeVar("Kind", bound=Event)
 Options = ParamSpec("Options")
@@ -90,11 +91,12 @@ def explain(
         counts from the end.
     target
         The class whose probability importance watches, and whose logit gradient edges watch; the
-        prediction if None. A pair is a target and its foil.
+        prediction if None. A pair is a target and its foil. For language models a token, with the
+        space before it: " Paris".
     foil
-        A class to contrast the target with: gradient and relevance edges, and the importance
-        "relevance", watch the difference of the two logits. `RUNNER_UP` is the most probable class
-        other than the target.
+        A class to contrast the target with: gradient and relevance edges, and importances, watch
+        the difference of the two logits. `RUNNER_UP` is the most probable class other than the
+        target.
     heads
         "mean", "max" or "min" fuse heads while capturing; None keeps every head, for the page.
     graph
@@ -136,7 +138,9 @@ def explain(
         return explain_weights(value, job)
     opened = open_input(value, model)
     case = Case(value, opened.encode(value, truncation=truncation))
-    return collect_explanation(opened, case, list(run(opened, [case], job)))
+    with collect_notices() as notices:
+        events = list(run(opened, [case], job))
+    return collect_explanation(opened, case, events, notices)
 
 
 def takes_options_of(
@@ -206,8 +210,10 @@ def open_input(value: OneInput, model: "ModelLike | None") -> Model:
 # ---- from events to an explanation --------------------------------------------------------------
 
 
-def collect_explanation(model: Model, case: Case, events: Sequence[Event]) -> Explanation:
-    """The explanation of one input, from all its events."""
+def collect_explanation(
+    model: Model, case: Case, events: Sequence[Event], notices: Sequence[str] = ()
+) -> Explanation:
+    """The explanation of one input, from all its events. notices: given while it was computed."""
     encoded = case.encoded
     (predicted,) = select_events(events, Predicted)
     (done,) = select_events(events, InputDone)
@@ -236,7 +242,11 @@ def collect_explanation(model: Model, case: Case, events: Sequence[Event]) -> Ex
         word_importance={
             event.name: event.by_word for event in scored if event.by_word is not None
         },
-        notes=(*done.notes, *(note for event in results for note in event.notes)),
+        notes=(
+            *dict.fromkeys(notices),
+            *done.notes,
+            *(note for event in results for note in event.notes),
+        ),
         source=trace_source(graph, first, scored),
         picture=picture,
         segments=segments,
@@ -269,7 +279,8 @@ def refuse_model_options(job: Job, model: object) -> None:
         raise OptionError(f"weights are explained without a model; got {model!r}: leave it out")
     edges = list(job.edges or ATTENTION)
     given = {
-        "target": job.target if job.foil is None else (job.target, job.foil),
+        "target": job.target,
+        "foil": job.foil,
         "truncation": job.truncation or None,
         "importance": list(job.importance or ()) or None,
         "edges": None if edges == ["attention"] else edges,

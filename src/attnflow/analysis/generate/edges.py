@@ -12,6 +12,7 @@ from typing import Protocol
 
 from attnflow.analysis.job import Job
 from attnflow.analysis.long_inputs import BY_ROWS, ROWS_ABOVE, make_row_job
+from attnflow.capturing.backward import pair_aims
 from attnflow.core.attention import Attention
 from attnflow.core.choices import run_method
 from attnflow.core.graph import AttentionGraph
@@ -21,6 +22,7 @@ from attnflow.edges.graphs import compute_gradients, run_edges, watch_edges
 from attnflow.errors import OptionError
 from attnflow.models.encoded import Encoded
 from attnflow.models.model import Model
+from attnflow.models.predict import FoilNumber
 from attnflow.rows.products import Recomputed
 from attnflow.rows.rows import compute_rows
 
@@ -87,12 +89,15 @@ class TokenEdges:
         The number of tokens of the prompt.
     weight
         The edge weight.
+    foil
+        What each token is contrasted with; None if only the token is watched.
     """
 
     model: Model
     ids: tuple[int, ...]
     prompt: int
     weight: EdgeWeight
+    foil: FoilNumber | None = None
     graph: None = None
 
     def make_graph(self, number: int) -> AttentionGraph:
@@ -101,8 +106,13 @@ class TokenEdges:
         It takes a forward pass over the positions before the token, and a backward pass from it.
         """
         token, name = self.prompt + number, self.weight.name
+        if self.ids[token] == self.foil:
+            raise OptionError(
+                f"a foil is another token; got {self.model.label(self.foil)!r}, which is generated"
+                f" token {number}: give attnflow.RUNNER_UP, the most probable other token"
+            )
         encoded, chosen = [self.model.encode(list(self.ids[:token]))], {name: self.weight}
-        watches = watch_edges(self.model, chosen, [self.ids[token]])
+        watches = watch_edges(self.model, chosen, pair_aims([self.ids[token]], [self.foil]))
         gradients = compute_gradients(self.model, encoded, watches)
         return run_edges(self.model, encoded, chosen, gradients=gradients).graphs[0][name]
 

@@ -39,6 +39,7 @@ from attnflow.models.encode import encode_inputs
 from attnflow.models.encoded import Encoded
 from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
+from attnflow.models.predict import Foil, FoilNumber
 from attnflow.rows.cache import CachedLayers
 
 OnePrompt = str | tuple[int, ...] | list[int] | list[Message]
@@ -52,6 +53,7 @@ def generate(
     max_new_tokens: int = 20,
     heads: str | None = "mean",
     edges: Choices | None = None,
+    foil: Foil | None = None,
     **options: Any,
 ) -> Generation: ...
 
@@ -64,6 +66,7 @@ def generate(
     max_new_tokens: int = 20,
     heads: str | None = "mean",
     edges: Choices | None = None,
+    foil: Foil | None = None,
     **options: Any,
 ) -> list[Generation]: ...
 
@@ -75,6 +78,7 @@ def generate(
     max_new_tokens: int = 20,
     heads: str | None = "mean",
     edges: Choices | None = None,
+    foil: Foil | None = None,
     **options: Any,
 ) -> Generation | list[Generation]:
     """Generate from a prompt, or from a list of prompts, and keep the attention.
@@ -97,6 +101,10 @@ def generate(
         `Generation.by(method, edges=...)` then takes; its default is attention, or the first of
         them if attention is not among them. Gradient edges take a forward and a backward pass per
         generated token, on demand. Attention and contribution if None.
+    foil
+        The token that each generated token is contrasted with, for edges that watch it (gradient
+        and relevance): they then watch the difference of the two logits. `RUNNER_UP` is the most
+        probable token other than the generated one.
     options
         Options of the model's own `generate`: do_sample, temperature, eos_token_id, ... Beams and
         assisted decoding are refused.
@@ -106,7 +114,7 @@ def generate(
     >>> generate(model, [464, 1994], max_new_tokens=3, eos_token_id=None).rollout()
     <PromptAttention: rollout, 3 generated x 2 prompt tokens x 2 layers>
     """
-    job = Job.read(edges=edges, heads=heads)
+    job = Job.read(edges=edges, heads=heads, foil=foil)
     model = open_model(model)
     if model.task != "causal LM":
         raise OptionError(f"generate needs a causal LM; {model.name} is for {model.task}")
@@ -114,17 +122,29 @@ def generate(
     check_generation_options(model, options)
     prompts, many = read_prompts(model, prompt, max_new_tokens)
     plan = job.plan(model, FIRST_WHILE_GENERATING)
+    against = read_foil_of_tokens(model, job, plan)
     refuse_reruns(plan.weights)
     options |= {"max_new_tokens": max_new_tokens}
     weights = plan.weights.values()
     is_long = [heads == "mean" and goes_by_rows(model, len(each.ids), weights) for each in prompts]
     short = [each.ids for each, long in zip(prompts, is_long, strict=True) if not long]
-    batch = iter(generate_batch(model, short, heads, options, plan) if short else ())
+    batch = iter(generate_batch(model, short, heads, options, plan, against) if short else ())
     generations = [
         generate_long(model, each, options, plan) if long else next(batch)
         for each, long in zip(prompts, is_long, strict=True)
     ]
     return generations if many else generations[0]
+
+
+def read_foil_of_tokens(model: Model, job: Job, plan: Plan) -> FoilNumber | None:
+    """What generated tokens are contrasted with; refused where no edges watch them."""
+    _, foil = job.check_target(model)
+    if foil is not None and not any(weight.rules for weight in plan.weights.values()):
+        raise OptionError(
+            "a foil is for edges that watch each generated token, gradient or relevance; got edges"
+            f" {', '.join(plan.weights)}: name such edges, or leave foil out"
+        )
+    return foil
 
 
 def read_prompts(model: Model, prompt: object, max_new_tokens: int) -> tuple[list[Encoded], bool]:
@@ -154,10 +174,12 @@ def generate_batch(
     heads: str | None,
     options: Mapping[str, object],
     plan: Plan,
+    foil: FoilNumber | None = None,
 ) -> list[Generation]:
     """Generate from prompts in one batch, and record attention and edges at each step.
 
-    Default edges that turn out not to be available are left out, with a note.
+    Default edges that turn out not to be available are left out, with a note. foil: what edges that
+    watch generated tokens contrast them with.
     """
     check_mixers(model)
     length, pads = pad_prompts(prompts)
@@ -202,7 +224,7 @@ def generate_batch(
             other_edges={
                 **{name: GraphEdges(name, graph) for name, graph in graphs.items()},
                 **{
-                    name: TokenEdges(model, every, len(ids), weight)
+                    name: TokenEdges(model, every, len(ids), weight, foil)
                     for name, weight in watching.items()
                 },
             },
