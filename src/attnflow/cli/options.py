@@ -42,9 +42,6 @@ PositionOption = Annotated[
     int | None, typer.Option(help="Explain this position; by default 0, or the last if causal.")
 ]
 LayersOption = Annotated[str | None, typer.Option(help="Which layers, like 1,6; all by default.")]
-Methods = Annotated[
-    str, typer.Option(help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}.")
-]
 SomeMethods = Annotated[
     str | None,
     typer.Option(
@@ -56,11 +53,15 @@ Edges = Annotated[
     str | None,
     typer.Option(
         help="What an edge weighs, separated by commas: attention, effective, norm, contribution,"
-        f" gradient; your own as {OWN}."
+        f" gradient, relevance, relevance_and_gradient; your own as {OWN}."
     ),
 ]
-Importances = Annotated[
-    str, typer.Option(help=f"Which importances, separated by commas; your own as {OWN}.")
+SomeImportances = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Which importances, separated by commas; your own as {OWN}. By default blank_out and"
+        " input_gradient, with --truth also relevance."
+    ),
 ]
 Faithfulness = Annotated[
     str,
@@ -338,9 +339,14 @@ def read_functions(text: str, known: Mapping[str, object], what: str) -> Functio
     return chosen
 
 
+def read_named(text: str | None, known: Mapping[str, object], what: str) -> Functions | None:
+    """Functions by name: built-in (None), or user-defined; None if not given."""
+    return None if text is None else read_functions(text, known, what)
+
+
 def read_edge_names(text: str | None) -> Functions | None:
     """Kinds of edges by name: built-in (None), or user-defined; None if not given."""
-    return None if text is None else read_functions(text, EDGES, "edge weight")
+    return read_named(text, EDGES, "edge weight")
 
 
 def check_known_name(
