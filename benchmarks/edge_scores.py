@@ -109,7 +109,14 @@ def blank_tokens(model: af.Model, text: str) -> Floats:
 
 def measure(model: af.Model, texts: Sequence[str]) -> dict[str, Scores]:
     """By edges and method: how the explained position's row in the top layer ranks the tokens."""
-    found = {f"{kind} {method}": Scores() for kind in af.EDGES for method in METHODS}
+    # a capacity is not negative
+    pairs = [
+        (kind, method)
+        for kind, weight in af.EDGES.items()
+        for method in METHODS
+        if not (weight.carry and method == "flow")
+    ]
+    found = {f"{kind} {method}": Scores() for kind, method in pairs}
     found[LATER] = Scores()
     chance = Scores()
     for number, text in enumerate(texts, 1):
@@ -128,7 +135,7 @@ def measure(model: af.Model, texts: Sequence[str]) -> dict[str, Scores]:
         rows = {LATER: np.arange(len(encoded.tokens)) / len(encoded.tokens)}
         for kind in af.EDGES:
             graph = af.attention_graph(model, text, edges=kind)
-            for method in METHODS:
+            for method in [method for each, method in pairs if each == kind]:
                 result = af.METHODS[method](graph, layers=[graph.depth], positions=[position])
                 rows[f"{kind} {method}"] = result.at(position)
         for name, row in rows.items():

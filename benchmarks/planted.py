@@ -61,6 +61,8 @@ def score_tokens(planted: af.Planted, texts: list[str]) -> dict[str, list[Any]]:
     for edges in af.EDGES:
         graphs = af.attention_graph(planted.model, texts, edges=edges)
         for name, method in af.METHODS.items():
+            if graphs[0].signed and name == "flow":
+                continue  # a capacity is not negative
             rows = [method(graph, layers=[graph.depth], positions=[0]).at(0) for graph in graphs]
             scores[f"{edges} {name}"] = [row[1:] for row in rows]
     blanked = af.blank_out(planted.model, texts, signed=True)

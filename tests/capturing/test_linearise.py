@@ -304,3 +304,12 @@ def test_a_rule_names_its_linear_parts() -> None:
     assert not rule.conserves
     with pytest.raises(af.OptionError, match="unknown linear part 'gates'"):
         af.BackwardRule("mine", linear=["gates"])
+
+
+def test_without_named_methods_signed_edges_have_no_flow() -> None:
+    assert list(af.explain(TEXT, edges="signed_relevance").results) == [
+        "signed_relevance raw",
+        "signed_relevance rollout",
+    ]
+    with pytest.raises(af.OptionError, match="a capacity is not negative"):
+        af.explain(TEXT, edges="signed_relevance", methods="flow")

@@ -19,7 +19,7 @@ from attnflow.core.attention import Attention
 from attnflow.core.checks import Numbers, check_count, check_integers, check_residual, is_integer
 from attnflow.core.choices import Choices, Method, call_own, read_choices, read_methods
 from attnflow.core.graph import RESIDUAL, AttentionGraph
-from attnflow.core.methods import METHODS
+from attnflow.core.methods import METHODS, flow
 from attnflow.core.request import check_normalize
 from attnflow.edges.edge_weight import EDGES, EdgeWeight, name_result, read_edges
 from attnflow.edges.graphs import drop_attention, refuse_residual
@@ -91,11 +91,15 @@ class Plan:
         weights: Mapping[str, EdgeWeight],
         first: tuple[str, str] | None = None,
     ) -> "Plan":
-        """Every method on all edges; before them one method on the edges that come first."""
+        """Every method on all edges; before them one method on the edges that come first.
+
+        By default, edges that may be negative are for rollout: a capacity is not negative.
+        """
         choices = tuple(
             MethodChoice(edges, name, method)
-            for edges in weights
+            for edges, weight in weights.items()
             for name, method in methods.items()
+            if not (methods is METHODS and method is flow and weight.carry is not None)
         )
         if first is None:
             return cls(choices, dict(weights))
