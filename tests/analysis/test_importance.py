@@ -423,9 +423,9 @@ def test_decoders_that_classify_do_so_at_their_last_token(padding: int | None) -
         ),
         (
             lambda m: af.blank_out(m, TEXT, 0.5),  # type: ignore[call-overload]
-            "target must be whole numbers; got 0.5",
+            "a target is a class by name or number; got 0.5",
         ),
-        (lambda m: af.blank_out(m, TEXT, True), "target must be whole numbers; got True"),
+        (lambda m: af.blank_out(m, TEXT, True), "a target is a class by name or number; got True"),
         (
             lambda m: af.blank_out(m, (TEXT, TEXT)),
             "a pair of texts is for models with two segments; VerbNumber reads one",

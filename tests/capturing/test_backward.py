@@ -409,7 +409,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (lambda: af.attention_graph(af.load(), TEXT, target="dual"), "unknown target 'dual'"),
     (
         lambda: af.attention_graph(af.load(), TEXT, edges="norm", target=("plural", 1)),
-        "a contrast is between two different targets; got ('plural', 1)",
+        "a contrast is between two different targets; got 'plural' twice",
     ),
     (
         lambda: af.explain(TEXT, edges="attention", importance=(), target=("plural", "plural")),

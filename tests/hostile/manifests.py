@@ -42,7 +42,9 @@ def make_corpus(base: Path) -> Path:
     """A corpus of three shards, with one error, computed by the model that ships with attnflow."""
     base.mkdir(parents=True)
     texts = write_csv(base / "texts.csv", [*sentences(6), "", *sentences(4, 1)])
-    af.explain_corpus(texts, base / "out", importance=["blank_out"], shard_rows=4)
+    af.explain_corpus(
+        texts, base / "out", importance=["blank_out"], foil=af.RUNNER_UP, shard_rows=4
+    )
     return base
 
 

@@ -26,7 +26,7 @@ from attnflow.edges.graphs import drop_attention, refuse_residual
 from attnflow.errors import OptionError
 from attnflow.models.attention_weights import check_heads
 from attnflow.models.model import Model
-from attnflow.models.predict import Foil, FoilNumber, number_foil
+from attnflow.models.predict import Foil, FoilNumber, check_contrast, number_foil
 from attnflow.models.segments import KINDS
 
 GraphMaker = Callable[[Attention], AttentionGraph]
@@ -372,10 +372,7 @@ class Job:
             )
         target = None if self.target is None else model.target(self.target)
         foil = number_foil(model, self.foil)
-        if target is not None and target == foil:
-            raise OptionError(
-                f"a contrast is between two different targets; got {model.label(target)!r} twice"
-            )
+        check_contrast(model, target, foil)
         return target, foil
 
 

@@ -24,6 +24,7 @@ from attnflow.models.predict import (
     Foil,
     FoilNumber,
     RunnerUp,
+    check_contrast,
     choose_foils,
     choose_targets,
     keep_logits,
@@ -346,8 +347,7 @@ def number_target(model: Model, target: TargetOrPair) -> Aim:
         raise OptionError(f"a contrast is between two named targets; got {target!r}")
     first = None if named is None else model.target(named)
     second = against if isinstance(against, RunnerUp) else number_class(model, against, "foil")
-    if first == second:
-        raise OptionError(f"a contrast is between two different targets; got {target!r}")
+    check_contrast(model, first, second)
     return first, second
 
 

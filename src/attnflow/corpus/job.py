@@ -77,7 +77,7 @@ class RunnerUpRecord(TypedDict):
     runner_up: Annotated[bool, Rule("true", bool)]
 
 
-FoilRecord = RunnerUpRecord | Count | AnyText
+FoilRecord = AnyText | Count | RunnerUpRecord
 
 
 def record_foil(foil: Foil | None) -> FoilRecord | None:

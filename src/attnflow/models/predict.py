@@ -27,7 +27,7 @@ class RunnerUp(Enum):
 
 
 RUNNER_UP: Final = RunnerUp.RUNNER_UP
-SPACES = ("Ġ", "▁")  # how vocabularies write a space before a token
+SPACE_MARKS = ("Ġ", "▁")  # how vocabularies write a space before a token
 Foil = int | str | RunnerUp  # a class by number or name; for language models, a token
 FoilNumber = int | RunnerUp  # the same, resolved
 
@@ -237,12 +237,17 @@ def choose_foils(
                 raise OptionError(f"a foil is another class, and {model.name} has only one")
             first, second = scores[row].topk(2).indices.tolist()
             foil = second if first == target else first
-        if foil == target:
-            raise OptionError(
-                f"a contrast is between two different targets; got {model.label(target)!r} twice"
-            )
+        check_contrast(model, target, foil)
         chosen.append(foil)
     return [*choose_targets(model, scores, chosen)]
+
+
+def check_contrast(model: "Model", target: int | None, foil: FoilNumber | None) -> None:
+    """Refuse a foil that is the target itself."""
+    if target is not None and target == foil:
+        raise OptionError(
+            f"a contrast is between two different targets; got {model.label(target)!r} twice"
+        )
 
 
 def check_foils(foils: Sequence[Foil | None]) -> None:
@@ -261,6 +266,8 @@ def number_foil(model: "Model", foil: Foil | None) -> FoilNumber | None:
 
 def number_class(model: "Model", named: int | str, what: str) -> int:
     """The number of a class, or for language models of a token. what: "target" or "foil"."""
+    if isinstance(named, SpelledToken):  # already the number of one
+        return named
     labels = model.labels
     if isinstance(named, str):
         numbers = find_label(labels, named) or find_token(model, named)
@@ -312,7 +319,7 @@ def find_token(model: "Model", named: str) -> list[int]:
 
 def find_spaced(model: "Model", vocabulary: Mapping[str, int], text: str) -> int | None:
     """The id of a text after a space, if it is one token then."""
-    for space in SPACES:
+    for space in SPACE_MARKS:
         if space + text in vocabulary:
             return int(vocabulary[space + text])
     return tokenize_alone(model, f" {text}")

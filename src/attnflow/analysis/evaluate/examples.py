@@ -15,7 +15,7 @@ from attnflow.core.io.files import read_lines
 from attnflow.errors import AttnFlowError, FileError, OptionError
 from attnflow.models.encoded import Encoded, OneInput, is_chat
 from attnflow.models.model import Model
-from attnflow.models.predict import Foil, FoilNumber, number_foil
+from attnflow.models.predict import Foil, FoilNumber, check_contrast, number_foil
 
 Label = int | str | None
 GivenExample = OneInput | tuple[OneInput, Label]
@@ -68,8 +68,7 @@ def read_example(
         model.focal(encoded)
         target = None if label is None else model.target(label)
         against = number_foil(model, foil)
-        if against is not None and target == against:
-            raise OptionError(f"a foil differs from the label; got {label!r} and foil={foil!r}")
+        check_contrast(model, target, against)
     except AttnFlowError as error:
         raise OptionError(f"{place or f'example {number + 1}'}: {error}") from error
     return Example(number, text, label, encoded, target, against)
@@ -78,9 +77,9 @@ def read_example(
 def read_foils(
     foil: "Foil | Sequence[Foil] | None", count: int
 ) -> "tuple[Foil | None, Sequence[Foil | None]]":
-    """The foil of all examples, and the foil of each by itself, of which one is None."""
+    """The foil of all examples, None if each has its own; and the foil of each."""
     if not isinstance(foil, list | tuple | np.ndarray):
-        return cast("Foil | None", foil), [None] * count
+        return cast("Foil | None", foil), [cast("Foil | None", foil)] * count
     if len(foil) < count:
         raise OptionError(f"a list of foils has one per example, {count} here; got {len(foil)}")
     for number, each in enumerate(foil, start=1):

@@ -386,8 +386,8 @@ class Report(Table):
     def describe_value(self) -> str:
         """What faithfulness watches, in words, for captions."""
         if any(example.foil is not None for example in self.examples):
-            return "logit of the target minus that of its foil"
-        return self.target_of.replace("_", "-")
+            return "logit of target minus foil"
+        return f"{self.target_of.replace('_', '-')} of the target"
 
     def describe_examples(self) -> str:
         """The number of examples and the tokens that are ranked, for captions."""

@@ -83,8 +83,7 @@ def deletion_curves(
         artists[name] = draw_side(ax, curves, looks, band)
         ax.set_xlabel(AXIS_LABELS[name])
         set_title(ax, name)
-    value = report.describe_value()
-    panels.axes[0].set_ylabel("target minus foil" if "foil" in value else f"{value} of the target")
+    panels.axes[0].set_ylabel(report.describe_value())
     lines = {name: line for drawn in artists.values() for name, (line, _) in drawn.items()}
     examples = max(curve.examples for curves in sides.values() for curve in curves.values())
     where = describe_where(report, layer, replacement)
