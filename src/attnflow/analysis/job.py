@@ -5,7 +5,7 @@ model is loaded. `Job.plan` gives the methods and edges to compute for one model
 """
 
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -129,6 +129,8 @@ class Job:
     ----------
     methods, edges, importance
         By name; None stands for the default.
+    first
+        The edges and the method of a result that is computed before these methods on these edges.
     layers
         Those to compute, for all results or by result; all if None.
     position
@@ -165,6 +167,7 @@ class Job:
     methods: Mapping[str, Method] | None = None
     edges: Mapping[str, EdgeWeight] | None = None
     importance: Mapping[str, ImportanceFunction] | None = None
+    first: tuple[str, str] | None = None
     layers: LayersChoice | None = None
     position: Position = "focal"
     target: int | str | None = None
@@ -341,14 +344,18 @@ class Job:
         first: the edges and the method that come first if none are named; if None, they depend on
         the kind of model.
         """
+        if not self.has_default_methods:
+            edges = ATTENTION if self.edges is None else self.edges
+            # not left out where it is not available, unlike a default
+            return replace(Plan.make(self.named_methods, edges, self.first), first=None)
+        return Plan.make(METHODS, ATTENTION, first or choose_first(model))
+
+    @property
+    def has_default_methods(self) -> bool:
+        """Whether no option says what is computed."""
         named = self.methods is not None or self.edges is not None
         makes_graph = self.graph is not None or bool(self.without)
-        if named or makes_graph or self.normalize == "receptive_field":
-            return Plan.make(self.named_methods, ATTENTION if self.edges is None else self.edges)
-        if first is None:
-            kind = "decoder" if model.is_causal else "encoder"
-            first = FIRST[kind if model.predicts else "no prediction"]
-        return Plan.make(METHODS, ATTENTION, first)
+        return not (named or makes_graph or self.normalize == "receptive_field")
 
     @property
     def named_methods(self) -> Mapping[str, Method]:
@@ -374,6 +381,12 @@ class Job:
         foil = number_foil(model, self.foil)
         check_contrast(model, target, foil)
         return target, foil
+
+
+def choose_first(model: Model) -> tuple[str, str]:
+    """The edges and the method that come first by default."""
+    kind = "decoder" if model.is_causal else "encoder"
+    return FIRST[kind if model.predicts else "no prediction"]
 
 
 def describe_missing_edges(edges: str, error: Exception) -> str:

@@ -117,7 +117,8 @@ def explain_corpus(
         Columns of the input that are stored with the results, as strings.
     methods
         Names of methods, or {name: function} with methods of your own, where None stands for
-        attnflow's own of that name; "raw", "rollout" and "flow" by default. A function may also be
+        attnflow's own of that name; "raw", "rollout" and "flow" by default, and if edges is not
+        given either, before them the result that `explain` shows first. A function may also be
         given as "package.module:function", or "name=package.module:function"; workers import it.
     edges
         What an edge of the graph weighs, one or several, as for `explain`; "attention" by default.

@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
 from attnflow.analysis.importance.importances import IMPORTANCES
-from attnflow.analysis.job import POSITIONS, TEXT_SEGMENTS, GraphMaker, Job, Plan
+from attnflow.analysis.job import (
+    POSITIONS,
+    TEXT_SEGMENTS,
+    GraphMaker,
+    Job,
+    Plan,
+    choose_first,
+    describe_missing_edges,
+)
 from attnflow.analysis.run import Case, StageStarted, run
 from attnflow.core.checks import Numbers, check_count, check_integers
 from attnflow.core.choices import Choices, import_function, run_method
@@ -20,14 +28,14 @@ from attnflow.core.methods import METHODS
 from attnflow.corpus.formats import Columns
 from attnflow.corpus.functions import choose_edges, import_choices, name_functions, name_graph
 from attnflow.corpus.typed_json import NOT_EMPTY, AnyText, Count, Positive, Rule, Visible
-from attnflow.edges.edge_weight import EdgeWeight, name_result, read_edges
+from attnflow.edges.edge_weight import EdgeWeight, name_result, read_edges, split_name
 from attnflow.edges.graphs import compute_gradients, run_edges, watch_edges
-from attnflow.errors import AttnFlowError, OptionError
+from attnflow.errors import AttnFlowError, CaptureError, CorpusWarning, OptionError
 from attnflow.models.encoded import Encoded
 from attnflow.models.load import BUNDLED, ModelLike
 from attnflow.models.model import Model
 from attnflow.models.predict import RUNNER_UP, Foil, RunnerUp
-from attnflow.notices import ignore_notices
+from attnflow.notices import give_notice, ignore_notices
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,7 +56,8 @@ class CorpusOptions:
     label_column: str | None = None
     keep: str | Iterable[str] = ()
     methods: Choices | None = None  # all, and rollout for segments
-    edges: Choices = ("attention",)
+    edges: Choices | None = None  # attention
+    first: bool | None = None  # whether the default result comes first; if None, unless named
     layers: LayerChoice = None
     position: str | int = "focal"
     normalize: str | None = "sum"
@@ -106,7 +115,8 @@ class StoredJob:
 
     layers: those that are stored, by result. residual: None where nothing is mixed in, or by a
     user-defined graph. functions: references of user-defined methods and importances; own_edges:
-    of edge weights. A manifest of an older version may lack what has a default here.
+    of edge weights. first: a result that is computed before them. A manifest of an older version
+    may lack what has a default here.
     """
 
     methods: Annotated[tuple[Visible, ...], NOT_EMPTY]
@@ -130,11 +140,13 @@ class StoredJob:
     )
     limit: Positive | None = None
     foil: FoilRecord | None = None
+    first: Visible | None = None
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The columns of scores: every method on every kind of edges."""
-        return name_results(self.edges, self.methods)
+        """The columns of scores: the one that comes first, and every method on all edges."""
+        first = () if self.first is None else (self.first,)
+        return (*first, *name_results(self.edges, self.methods))
 
     @property
     def removes_positions(self) -> bool:
@@ -199,7 +211,8 @@ class StoredJob:
 
     def check_columns(self) -> None:
         """Refuse two columns of one name."""
-        taken = set(replace(self, methods=(), importance=(), keep=()).schema.names)
+        bare = replace(self, methods=(), importance=(), keep=(), first=None)
+        taken = set(bare.schema.names)
         for names, message in (
             (
                 self.results,
@@ -225,7 +238,7 @@ class StoredJob:
             own = {name: import_function(places[name], what) for name in names if name in places}
             return {name: own.get(name) for name in names}
 
-        return Job.read(
+        job = Job.read(
             methods=find(self.methods, self.functions, "method"),
             importance=find(self.importance, self.functions, "importance"),
             edges=find(self.edges, self.own_edges, "edge weight"),
@@ -238,6 +251,7 @@ class StoredJob:
             graph=None if self.graph is None else import_function(self.graph, "graph"),
             segments=self.segments,
         )
+        return job if self.first is None else replace(job, first=split_name(self.first))
 
 
 @dataclass(frozen=True)
@@ -272,7 +286,15 @@ def plan_job(
     job.check_target(model)
     trial = model.encode([0] * (max(job.without, default=0) + 2))
     check_kept(model, trial, job)
-    graphs, heads = try_edges(model, job, trial)
+    first = choose_first(model) if job.first is None and wants_first(options, job) else job.first
+    try:
+        graphs, heads = try_edges(model, replace(job, first=first), trial)
+        job = replace(job, first=first)
+    except (CaptureError, OptionError) as error:
+        if first is None:
+            raise
+        give_notice(describe_missing_edges(first[0], error), CorpusWarning, stacklevel=4)
+        graphs, heads = try_edges(model, job, trial)
     layers = try_methods(job, graphs, options.layers)
     try_importance(model, job)
     keep = [options.keep] if isinstance(options.keep, str) else options.keep
@@ -296,11 +318,12 @@ def plan_job(
         ),
         limit=options.limit,
         foil=record_foil(job.foil),
+        first=None if job.first is None else name_result(*job.first),
     )
     stored.check_columns()
     depth = next(iter(graphs.values())).depth
-    edges = job.edges or {}
-    watched = bool(job.importance) or any(edge.rules for edge in edges.values())
+    weights = job.plan(model).weights
+    watched = bool(job.importance) or any(edge.rules for edge in weights.values())
     return CorpusJob(stored, depth, heads, watched), replace(job, layers=layers)
 
 
@@ -322,7 +345,9 @@ def read_job(options: CorpusOptions, importable: bool = False) -> tuple[Job, Ref
         default if options.methods is None else options.methods, "method"
     )
     importance, importance_references = import_choices(options.importance, "importance")
-    edges, edge_references = choose_edges(options.edges, importable)
+    edges, edge_references = choose_edges(
+        "attention" if options.edges is None else options.edges, importable
+    )
     graph = options.graph
     job = Job.read(
         methods=methods,
@@ -355,6 +380,14 @@ def read_job(options: CorpusOptions, importable: bool = False) -> tuple[Job, Ref
     )
     place = None if graph is None else name_graph(graph, importable)
     return job, References(functions, edge_references, place)
+
+
+def wants_first(options: CorpusOptions, job: Job) -> bool:
+    """Whether the default method of a model comes first."""
+    if options.first is not None:
+        return options.first
+    named = options.methods is not None or options.edges is not None or options.segments is not None
+    return not named and replace(job, methods=None, edges=None).has_default_methods
 
 
 def mixes_residual(edges: Mapping[str, EdgeWeight]) -> bool:
@@ -414,7 +447,7 @@ def try_edges(model: Model, job: Job, trial: Encoded) -> tuple[dict[str, Attenti
 
     And how many heads were kept.
     """
-    weights = job.edges or {}
+    weights = job.plan(model).weights
     # the last position: without a mask, a masked LM has no focal one
     gradients = compute_gradients(model, [trial], watch_edges(model, weights), position=-1)
     passed, (made,) = run_edges(
@@ -432,7 +465,7 @@ def try_methods(
 ) -> dict[str, tuple[int, ...]]:
     """The layers that each method gives on each kind of edges of an input."""
     stored = {}
-    for choice in Plan.make(job.named_methods, job.edges or {}).choices:
+    for choice in Plan.make(job.named_methods, job.edges or {}, job.first).choices:
         graph = graphs[choice.edges]
         wanted = layers.get(choice.name) if isinstance(layers, Mapping) else layers
         asked = None if wanted is None else check_integers(wanted, "layers")

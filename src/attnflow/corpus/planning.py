@@ -56,6 +56,7 @@ def recall_options(folder: Path, begun: Manifest, given: Collection[str]) -> Cor
         keep=stored.keep,
         methods=stored.methods,
         edges=stored.edges,
+        first=None if {"methods", "edges"} & set(given) else stored.first is not None,
         layers=stored.layers,
         position=stored.position,
         normalize=stored.normalize,

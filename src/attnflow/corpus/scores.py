@@ -34,10 +34,11 @@ from attnflow.core.io.tables import Table
 from attnflow.core.provenance import Source
 from attnflow.core.text import is_common
 from attnflow.corpus.faithfulness import measure_rows, open_same, stack_values
-from attnflow.corpus.job import StoredJob, name_results, recall_foil
+from attnflow.corpus.job import StoredJob, recall_foil
 from attnflow.corpus.manifest import Manifest
 from attnflow.corpus.rows import require_pyarrow
 from attnflow.corpus.text_rows import TextRow, read_text_rows
+from attnflow.edges.edge_weight import split_name
 from attnflow.errors import OptionError
 from attnflow.models.load import ModelLike
 from attnflow.models.predict import number_foil
@@ -335,7 +336,7 @@ def top_words(
     check_count("min_count", min_count)
     layers = job.layers[method]
     top = layers.index(max(layers))
-    adds_up = method not in name_results(job.edges, ["flow"])
+    adds_up = split_name(method)[1] != "flow"
     sums: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for text in read_text_rows(Path(folder), manifest, [method], ["tokens", "words"]):

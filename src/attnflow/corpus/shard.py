@@ -278,6 +278,7 @@ def estimate_memory(planned: CorpusJob, batch: Sequence[RowTask]) -> int:
     """
     size = max(task.size for task in batch)
     others = sum(name != "attention" for name in planned.stored.edges)
+    others += planned.stored.first is not None
     held = 4 * (planned.heads + 2 * others) * len(batch)
     return size**2 * (planned.depth * (held + 2 * 8) + 2 * 8)
 
