@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import attnflow as af
 from attnflow.analysis.job import Job
+from attnflow.analysis.page.page import describe_explanation
 from attnflow.analysis.run import Case, ImportanceReady, Predicted, run
 from attnflow.corpus.scores import evaluate_corpus
 from attnflow.models.predict import SpelledToken
@@ -160,6 +161,9 @@ def test_explain_passes_its_foil_to_all_importances() -> None:
     assert (prediction.target.label, prediction.foil.label) == ("plural", "singular")
     assert pickle.loads(pickle.dumps(prediction)).foil == prediction.foil
     assert "blanking keys costs plural - singular" in ex.summary()
+    shown = describe_explanation(ex).importance
+    assert [each.target for each in shown] == ["plural - singular"] * len(shown)
+    assert all(each.score == pytest.approx(3.742, abs=1e-3) for each in shown)
 
 
 def test_a_case_has_its_own_foil() -> None:

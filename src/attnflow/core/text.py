@@ -79,6 +79,16 @@ def show_token(token: str) -> str:
     return "".join(split_shown(token))
 
 
+def show_watched(name: str) -> str:
+    """The name of a watched class or token, or of a target and its foil, as people read it.
+
+    >>> show_watched("ĠParis"), show_watched("ĠParis - ĠRome"), show_watched("plural - singular")
+    ('Paris', 'Paris - Rome', 'plural - singular')
+    """
+    parts = name.split(" - ")
+    return " - ".join(map(show_token, parts)) if all(parts) else show_token(name)
+
+
 def show_tokens(tokens: Sequence[str]) -> list[str]:
     """Consecutive tokens as `show_token` shows them, with whole characters.
 

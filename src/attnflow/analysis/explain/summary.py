@@ -17,7 +17,7 @@ from attnflow.core.evenness import EVEN, WORTH_A_WARNING, find_even_spread
 from attnflow.core.groups import Group
 from attnflow.core.results import TokenAttention, measure_spread
 from attnflow.core.sinks import BoolArray, Sink
-from attnflow.core.text import PATCH_NAME, number_marked, show_token
+from attnflow.core.text import PATCH_NAME, number_marked, show_token, show_watched
 
 if TYPE_CHECKING:
     from attnflow.analysis.explain.explanation import Explanation
@@ -145,7 +145,7 @@ def phrase_cost(
         return ""
     target = ""
     if explanation.prediction is not None and scored.target != explanation.prediction[0]:
-        target = f"{show_token(scored.target)} "
+        target = f"{show_watched(scored.target)} "
     cost = costs[top]
     verb = f"costs {target}{cost:.2f}" if cost > 0 else f"adds {target}{-cost:.2f}"
     verb = verb if abs(cost) >= NOTHING else "costs nothing"

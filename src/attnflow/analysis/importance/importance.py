@@ -112,10 +112,10 @@ class Importance(ArrayTable):
             yield ImportanceRow(self.method, self.target, key, token, value)
 
     def describe_value(self) -> str:
-        """What was watched on the unchanged input: "probability 0.98", or "logit 3.74".
+        """What was watched on the unchanged input: "probability 0.9768", or "logit 3.7421".
 
         >>> Importance(np.array([0.1]), "mine", ("keys",), "plural", 0.9).describe_value()
-        'probability 0.9'
+        'probability 0.9000'
         """
         if self.score is not None:
             return f"logit {format_number(self.score)}"

@@ -32,7 +32,7 @@ from attnflow.analysis.page.schema import (
 from attnflow.analysis.page.tokens import describe_tokens
 from attnflow.core.evenness import WORTH_A_WARNING
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.text import show_token
+from attnflow.core.text import show_token, show_watched
 from attnflow.errors import printable
 from attnflow.notices import ignore_notices
 
@@ -199,8 +199,9 @@ def describe_importances(explanation: Explanation, tokens: Tokens) -> tuple[Page
             name=name,
             title=title_name(name)[0],
             meaning=title_name(name)[1],
-            target=show_token(importance.target),
+            target=show_watched(importance.target),
             probability=importance.probability,
+            score=importance.score,
             signed=importance.signed,
             values=round_numbers(importance.values),
             words=describe_words(explanation, name, tokens),

@@ -158,7 +158,13 @@ class PageMethod:
 
 @dataclass(frozen=True, kw_only=True)
 class PageImportance:
-    """One importance, by token and by word."""
+    """One importance, by token and by word.
+
+    Parameters
+    ----------
+    score
+        The logit, or difference of logits, that was watched instead of the probability.
+    """
 
     name: str
     title: str
@@ -168,6 +174,7 @@ class PageImportance:
     signed: bool
     values: NumberTuple
     words: NumberTuple | None
+    score: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from attnflow.analysis.exclude import Exclusion, find_excluded
 from attnflow.analysis.explain.explanation import Explanation
 from attnflow.core.arrays import Floats
 from attnflow.core.groups import word_groups
+from attnflow.core.text import show_watched
 from attnflow.errors import OptionError
 from attnflow.show.figures.layout import NAME_LENGTH, label_tokens, title_method
 from attnflow.show.figures.shading import check_comparison, find_columns, find_spread, note_excluded
@@ -137,7 +138,7 @@ def explained_rows(
         else:
             found = importances[name]
             tokens, values, groups = found.tokens, found.values, found.groups
-            meaning = f"for {label_tokens([found.target])[0]}"
+            meaning = f"for {label_tokens([show_watched(found.target)])[0]}"
         if by_word and groups is None:
             groups = word_groups(explanation.tokens, explanation.words)
         excluded = find_columns(groups, positions)

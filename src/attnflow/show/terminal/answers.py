@@ -15,7 +15,7 @@ from attnflow.core.comparison import Comparison
 from attnflow.core.evenness import find_even_spread
 from attnflow.core.results import TokenAttention
 from attnflow.core.sinks import Sink
-from attnflow.core.text import is_common, show_token
+from attnflow.core.text import is_common, show_token, show_watched
 from attnflow.errors import printable
 from attnflow.show.terminal.folding import print_segments
 from attnflow.show.terminal.strips import (
@@ -138,7 +138,7 @@ def print_importance(
             value = f"probability {importance.probability:.3f}"
             if importance.score is not None:
                 value = f"logit {importance.score:.3f}"
-            watched = f"{show_token(importance.target)} ({value})"
+            watched = f"{show_watched(importance.target)} ({value})"
             print_wrapped(console, f"what {watched} depends on:", "dim")
         values = importance.values.copy()
         marked = zip(explanation.tokens, explanation.special, strict=True)

@@ -68,6 +68,7 @@ interface PageImportance {
   signed: boolean;
   values: number[];
   words: number[] | null;
+  score?: number;  // The logit, or difference of logits, that was watched instead of the probability.
 }
 
 /** A graph that methods ran on. */

@@ -160,7 +160,7 @@ function paintLines() {
 
 function importanceNote() {
   const each = importance.get(state.method);
-  return each ? ` Watched: ${isolated(each.target)}, probability ${number(each.probability)}.${each.signed ? " Blue tokens speak for it, orange ones against it." : ""}` : "";
+  return each ? ` Watched: ${isolated(each.target)}, ${each.score === undefined ? `probability ${number(each.probability)}` : `logit ${number(each.score)}`}.${each.signed ? " Blue tokens speak for it, orange ones against it." : ""}` : "";
 }
 
 /** How far the method agrees with blank-out here, and which methods say nothing, with the reason. */
