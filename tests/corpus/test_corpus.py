@@ -26,6 +26,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from transformers import BloomConfig, BloomForCausalLM
 
 import attnflow as af
 from attnflow.analysis import run as runner
@@ -1419,7 +1420,9 @@ def test_the_top_words_are_the_means_of_their_attention(scored: Path) -> None:
         assert count == len(sums[word])
     assert "the" not in {word for word, _, _ in top_words(scored, method="flow", min_count=1)}
     assert all(count >= 30 for _, _, count in top_words(scored, min_count=30, common=True))
-    with pytest.raises(af.OptionError, match="holds no method 'rolout'; it has .*, raw, rollout, flow"):
+    with pytest.raises(
+        af.OptionError, match=r"holds no method 'rolout'; it has .*, raw, rollout, flow"
+    ):
         top_words(scored, method="rolout")
 
 
@@ -1575,3 +1578,25 @@ def test_rows_travel_to_actors_unchanged(found: list[str]) -> None:
         CorpusRow(number, text, text, text, None, (text, None)) for number, text in enumerate(found)
     ]
     assert on_ray.decode_rows(on_ray.encode_corpus_rows(rows)) == rows
+
+
+def test_the_result_that_explain_shows_first_comes_first(texts: Path, tmp_path: Path) -> None:
+    first = next(iter(af.explain("the keys").results))
+    manifest = af.explain_corpus(texts, tmp_path / "out", limit=2)
+    assert manifest.options.results == (first, "raw", "rollout", "flow")
+    assert table(tmp_path / "out").column(first).type == table(tmp_path / "out").column("raw").type
+    resumed = af.explain_corpus(texts, tmp_path / "out")  # options are those it was begun with
+    assert resumed.options == manifest.options
+    named = af.explain_corpus(texts, tmp_path / "named", methods="raw", limit=2)
+    assert named.options.results == ("raw",)
+
+
+def test_where_the_first_result_is_not_available_a_note_says_so(
+    texts: Path, tmp_path: Path
+) -> None:
+    config = BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4)
+    # which attends outside of the interface, so that gradients are not available
+    model = af.Model(BloomForCausalLM(config), word_tokenizer())
+    with pytest.warns(af.CorpusWarning, match="edges are not available for this model"):
+        manifest = af.explain_corpus(texts, tmp_path / "out", model=model, limit=2)
+    assert manifest.options.results == ("raw", "rollout", "flow")
