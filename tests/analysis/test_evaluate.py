@@ -316,3 +316,12 @@ def test_the_signature_takes_a_hugging_face_model_as_it_is() -> None:
         found(build("gpt2"), [[5, 6, 7, 8]], methods=["rollout"], against=["blank_out"]).model
         == "GPT2LMHeadModel"
     )
+
+
+@pytest.mark.parametrize("number", [int, np.int64, np.int32])
+def test_two_token_ids_are_an_example_not_an_input_and_its_label(number: Any) -> None:
+    writer, ids = af.Model(build("llama"), word_tokenizer()), [5, 6]
+    options: dict[str, Any] = {"methods": "rollout", "against": "blank_out"}
+    found = af.evaluate(writer, [[number(each) for each in ids]], **options).examples[0]
+    expected = af.evaluate(writer, [tuple(ids)], **options).examples[0]
+    np.testing.assert_array_equal(found.scores["rollout"], expected.scores["rollout"])

@@ -95,7 +95,7 @@ def split_example(example: GivenExample) -> tuple[OneInput, Label]:
     """(text, label or None)."""
     if isinstance(example, tuple | list) and len(example) == 2 and not is_chat(example):
         text, label = example
-        if not isinstance(text, int):  # of token ids
+        if not isinstance(text, int | np.integer):  # of token ids
             return cast(OneInput, text), cast(Label, label)
     return cast(OneInput, example), None
 
