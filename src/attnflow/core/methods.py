@@ -309,6 +309,8 @@ def max_flow(
     )
     end = ends if is_several(target[1]) else ends[0]
     capacity = sum(float(layer[full].sum()) for layer, full in zip(edges, cut, strict=True))
+    if are_notices_read():
+        warn_if_uneven(graph)
     provenance = graph.source.by_method("max_flow")
     names = name_positions(graph)
     return MaxFlow(
