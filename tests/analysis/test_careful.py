@@ -78,6 +78,22 @@ def test_tokens_are_no_markup_in_markdown() -> None:
             ),
             r"'\(rest\)' is the name of the positions in no segment",
         ),
+        (
+            lambda: untyped.blank_out("verb-number", "the key", target={"plural"}),
+            r"a target must be the name or the number of a class; got \{'plural'\}",
+        ),
+        (
+            lambda: untyped.input_gradient("verb-number", "the key", reduce=["norm"]),
+            r"unknown reduce=\['norm'\]; choose from sum, norm, times_input",
+        ),
+        (
+            lambda: af.attention_graph(
+                "verb-number",
+                "the key",
+                edges=af.edge_weight("own", lambda mix: mix.attention[0].to_sparse()),
+            ),
+            r"edges 'own' of blocks\.0\.attention must be an array of numbers; got Tensor",
+        ),
     ],
 )
 def test_mistakes_are_one_line(call: Any, message: str) -> None:
@@ -90,6 +106,22 @@ def test_edges_of_very_different_sizes_are_warned_of() -> None:
     graph = make_graph(edges)
     with pytest.warns(af.RoundingWarning, match=r"a row sum to 1, of another to 1e\+18"):
         af.flow(graph, normalize=None)
+    with pytest.warns(af.RoundingWarning, match=r"a row sum to 1, of another to 1e\+18"):
+        af.max_flow(graph, source=(2, 1), target=(0, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_own_edges_may_have_16_bits(dtype: torch.dtype) -> None:
+    model = af.Model(build("llama"))
+    for heads in (False, True):
+
+        def compute(mix: af.LayerMix, heads: bool = heads) -> Any:
+            return (mix.attention if heads else mix.attention.mean(dim=0)).to(dtype)
+
+        own = af.edge_weight("own", compute, residual="mixed")
+        edges = af.attention_graph(model, IDS, edges=own).edges
+        expected = af.attention_graph(model, IDS, edges="attention").edges
+        np.testing.assert_allclose(edges, expected, atol=5e-3)
 
 
 def make_graph(edges: Any) -> af.AttentionGraph:

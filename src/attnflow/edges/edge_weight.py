@@ -124,7 +124,7 @@ class EdgeWeight:
         values = call_own(where, self.compute, mix)
         try:
             edges, has_heads = fuse_values(values, heads)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # numpy takes no sparse tensor
             raise OptionError(
                 f"{where} must be an array of numbers; got {type(values).__name__}"
             ) from error
@@ -151,11 +151,13 @@ class EdgeWeight:
 def fuse_values(values: Any, heads: str) -> LayerEdges:
     """Values in float64, with heads fused if there are several; those of tensors in their dtype.
 
-    Raises TypeError or ValueError for anything but an array of real numbers.
+    Raises TypeError, ValueError or RuntimeError for anything but an array of real numbers.
     """
     has_heads = False
     if hasattr(values, "detach"):
         values = values.detach().cpu()
+        if values.is_floating_point() and values.element_size() <= 2:  # numpy knows no bfloat16
+            values = values.float()
         if values.ndim == 3 and len(values):
             fuse = {"mean": values.mean, "max": values.amax, "min": values.amin}[heads]
             values, has_heads = fuse(dim=0), True

@@ -120,7 +120,7 @@ def check_gradient_options(of: str, reduce: str) -> None:
     """Refuse an unknown scalar or reduction."""
     if of not in ("probability", "logit"):
         raise OptionError(f"unknown of={of!r}; choose from probability, logit")
-    if reduce not in REDUCTIONS:
+    if not isinstance(reduce, str) or reduce not in REDUCTIONS:
         raise OptionError(f"unknown reduce={reduce!r}; choose from {', '.join(REDUCTIONS)}")
 
 

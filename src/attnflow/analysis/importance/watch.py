@@ -1,6 +1,6 @@
 """Watched predictions: the probability of a class on inputs and on their variants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -67,6 +67,9 @@ def read_watched(
     encoded, several = encode_inputs(model, inputs)
     targets = list_classes(target, len(encoded), "target")
     foils = list_classes(foil, len(encoded), "foil")
+    for name in targets:
+        if not isinstance(name, Hashable):
+            raise OptionError(f\"a target must be the name or the number of a class; got {name!r}\")
     numbers = {
         name: None if name is None else model.target(name) for name in dict.fromkeys(targets)
     }
