@@ -33,6 +33,21 @@ def test_a_part_that_is_replaced_is_noticed() -> None:
     assert sample_state(module) != before
 
 
+@pytest.mark.parametrize("width", [32, 4096])
+@pytest.mark.parametrize("place", [1, -2])
+def test_one_value_of_many_is_noticed(width: int, place: int) -> None:
+    module = torch.nn.Linear(width, 2)
+    before = sample_state(module)
+    assert sample_state(module) == before
+    with torch.no_grad():
+        module.weight[1, place] += 1.0
+    written = sample_state(module)
+    assert written != before
+    if width == 32:
+        module.weight.data[1, place] -= 1.0
+        assert sample_state(module) != written
+
+
 def test_an_unchanged_model_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
     get = execution.ModuleCache.get
@@ -52,8 +67,5 @@ def test_an_unchanged_model_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> N
     with torch.inference_mode():
         af.attention_graph(af.Model(model.model), IDS, edges="contribution")
     af.generate(model, IDS, max_new_tokens=2, eos_token_id=None)
-    assert len(computed) == first
-    with torch.no_grad():
-        model.model.model.norm.weight.mul_(1.0)  # the same values
-    af.attention_graph(model, IDS, edges="contribution")
+    af.attention_graph(model, IDS, edges="gradient")
     assert len(computed) == first

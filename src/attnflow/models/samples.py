@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 COMMON_TYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 SAMPLED = 64  # values of each tensor in a digest
 WATCHED_VALUES = 16  # ... and in a state, which is compared at every use of a model
+SMALL = 1024  # tensors of at most this many values, such as gates and norms, are read whole
 
 
 def sample_state(module: "torch.nn.Module") -> Hashable:
-    """The parts of a module, and a sample of the values of its tensors.
+    """The parts of a module, the versions of its tensors, and a sample of their values.
 
-    Values are read every time: versions of tensors would miss writes through `.data` or numpy.
+    Values are read every time, since versions miss writes through `.data` or numpy; and a sample
+    misses a write to a few values of a large tensor, which counts as a new version.
     """
     import torch
 
@@ -29,12 +31,14 @@ def sample_state(module: "torch.nn.Module") -> Hashable:
     for tensor in tensors:
         if tensor.dtype in common and tensor.is_contiguous() and tensor.numel():
             flat = tensor.detach().view(-1)
-            step = -(-flat.shape[0] // WATCHED_VALUES)
+            step = 1 if flat.shape[0] <= SMALL else -(-flat.shape[0] // WATCHED_VALUES)
             slices.setdefault(tensor.dtype, []).append(flat[::step].cpu())
         else:
             values.append(sample_values(tensor))
     values += [copy_bytes(torch.cat(sampled)) for sampled in slices.values()]
-    return tuple(map(id, parts)), tuple(values)
+    # tensors that were made in inference mode count no versions
+    versions = (0 if tensor.is_inference() else tensor._version for tensor in tensors)
+    return tuple(map(id, parts)), tuple(versions), tuple(values)
 
 
 def iterate_parts(module: "torch.nn.Module") -> "Iterator[torch.nn.Module]":
