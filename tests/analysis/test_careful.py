@@ -87,6 +87,14 @@ def test_tokens_are_no_markup_in_markdown() -> None:
             r"unknown reduce=\['norm'\]; choose from sum, norm, times_input",
         ),
         (
+            lambda: untyped.attention_graph("verb-number", "the key", heads=["max"]),
+            r"unknown heads \['max'\]; choose from mean, max, min",
+        ),
+        (
+            lambda: untyped.evaluate("verb-number", ["the key"], statistic=["spearman"]),
+            r"unknown statistic \['spearman'\]; choose from spearman",
+        ),
+        (
             lambda: af.attention_graph(
                 "verb-number",
                 "the key",
@@ -145,6 +153,8 @@ def make_graph(edges: Any) -> af.AttentionGraph:
 def test_options_of_gradients_are_checked_where_none_is_taken(option: dict[str, Any]) -> None:
     with pytest.raises(af.OptionError):
         untyped.attention_graph("verb-number", "the key", edges="norm", **option)
+    with pytest.raises(af.OptionError):
+        untyped.capture_mix("verb-number", "the key", **option)
 
 
 def test_placeholders_without_an_image_are_refused() -> None:

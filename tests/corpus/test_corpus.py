@@ -384,6 +384,7 @@ def test_columns_are_kept_on_request(
         ("text",): "keep must name columns that the result has not already; got 'text'",
         ("rollout",): "got 'rollout'",
         ("m",): r"has no column 'm' \(keep\); it has 'text', 'n', 'my stars'",
+        (("n",),): r"keep must be names of columns; got \[\('n',\)\]",
     }.items():
         with pytest.raises(af.AttnFlowError, match=message):
             begun(path, tmp_path / "other", keep=keep)

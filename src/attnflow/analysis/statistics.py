@@ -93,7 +93,7 @@ UNDEFINED = ("drop", "zero")
 
 def check_statistic(statistic: str, undefined: str) -> None:
     """Refuse an unknown statistic, and an unknown treatment of undefined values."""
-    if statistic not in STATISTICS:
+    if statistic not in list(STATISTICS):  # it may be what cannot be hashed
         raise OptionError(f"unknown statistic {statistic!r}; choose from {', '.join(STATISTICS)}")
     if undefined not in UNDEFINED:
         option = f"undefined={undefined!r}"

@@ -21,7 +21,7 @@ from attnflow.analysis.job import (
     describe_missing_edges,
 )
 from attnflow.analysis.run import Case, StageStarted, run
-from attnflow.core.checks import Numbers, check_count, check_integers
+from attnflow.core.checks import Numbers, check_count, check_integers, check_list
 from attnflow.core.choices import Choices, import_function, run_method
 from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.core.methods import METHODS
@@ -297,7 +297,11 @@ def plan_job(
         graphs, heads = try_edges(model, job, trial)
     layers = try_methods(job, graphs, options.layers)
     try_importance(model, job)
-    keep = [options.keep] if isinstance(options.keep, str) else options.keep
+    keep = (
+        [options.keep] if isinstance(options.keep, str) else list(check_list(options.keep, "keep"))
+    )
+    if not all(isinstance(name, str) for name in keep):
+        raise OptionError(f"keep must be names of columns; got {keep!r}")
     stored = StoredJob(
         methods=tuple(job.named_methods),
         layers=layers,

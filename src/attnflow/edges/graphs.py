@@ -153,7 +153,7 @@ def attention_graph(
         raise OptionError(f"one kind of edges makes a graph; got {', '.join(weights)}")
     (name,) = weights
     refuse_residual(weights, residual)
-    if heads not in FUSIONS:
+    if heads not in list(FUSIONS):  # it may be what cannot be hashed
         raise OptionError(f"unknown heads {heads!r}; choose from {', '.join(FUSIONS)}")
     encoded, many = encode_inputs(model, inputs, truncation)
     for each in encoded if position is not None else ():
@@ -220,6 +220,8 @@ def capture_mix(
     encoded = model.encode(value)
     aim = read_foil(target, foil)
     read_targets(model, aim, target_of, 1)
+    if position is not None:
+        model.locate(encoded, position)  # refused also where no gradient is taken
     watches = {} if rule is None else {rule: watch_rule(model, rule, aim, target_of)}
     gradients = compute_gradients(model, [encoded], watches, position)
     mixes: list[LayerMix] = []
