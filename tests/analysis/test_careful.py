@@ -1,5 +1,6 @@
 """Small promises: what users give is not changed, what they mistake is told, what they write is not read as markup."""
 
+import pickle
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
@@ -217,13 +218,14 @@ def test_attention_that_is_no_matrix_is_refused_by_its_shape() -> None:
 
 
 def test_a_copy_of_attention_cannot_be_written_to() -> None:
-    copied = deepcopy(af.Attention([[[1.0, 0.0], [0.5, 0.5]]]))
-    assert not copied.weights.flags.writeable
+    attention = af.Attention([[[1.0, 0.0], [0.5, 0.5]]])
+    for one in (attention, attention.graph()):
+        for copied in (deepcopy(one), pickle.loads(pickle.dumps(one))):
+            assert not copied.weights.flags.writeable
+            np.testing.assert_array_equal(copied.weights, one.weights)
 
 
 def test_a_generation_with_gradient_edges_can_be_pickled() -> None:
-    import pickle
-
     story = af.generate(
         af.Model(build("llama")),
         IDS,

@@ -74,6 +74,13 @@ class LayeredWeights:
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self  # nothing of it can change
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """The state that was pickled; its arrays are read-only again."""
+        for value in state.values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+        self.__dict__.update(state)
+
     @property
     def depth(self) -> int:
         """The number of layers; the top one has this number."""
