@@ -114,7 +114,7 @@ def other_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_scales(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(methods, "LOST_DIGITS", -1.0)
+    patch.setattr(methods, "SAFE_DIGITS", np.inf)
 
 
 BREAKS: list[tuple[str, Break, Sequence[int], str]] = [

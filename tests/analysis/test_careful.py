@@ -56,6 +56,20 @@ def test_edges_of_any_size_have_the_shares_of_those_of_size_1(scale: float) -> N
             af.rollout(weigh(1e250), normalize=None)
 
 
+# the product of all layers is in range; that of the lower two, or its row sums, are not
+@pytest.mark.parametrize("exponents", [(-187, -133, 254), (-74, 114, 266), (200, 200, -150)])
+@pytest.mark.parametrize("positions", [None, [2]])
+def test_layers_of_very_different_sizes_have_the_shares_of_those_of_size_1(
+    exponents: tuple[int, ...], positions: list[int] | None
+) -> None:
+    edges = np.tril(np.random.default_rng(0).random((3, 4, 4))) + np.eye(4)
+    scaled = edges * 10.0 ** np.array(exponents)[:, None, None]
+    found, expected = (
+        af.rollout(make_graph(each), layers=[3], positions=positions) for each in (scaled, edges)
+    )
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-6)
+
+
 def test_tokens_are_no_markup_in_markdown() -> None:
     attention = af.Attention([[[1.0, 0.0], [0.5, 0.5]]], tokens=["<s>", "<script>&|"])
     table = af.rollout(attention).to_markdown()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SATURATED = 1e-9  # a flow this close to the source's row sum, or the target's column sum, is at it
 LOST_SHARE = 1e-9  # of the largest row sum: flow through a smaller row has lost half its digits
-LOST_DIGITS = 1e-250  # where a row of a product is at most this, it has lost digits
+SAFE_DIGITS = 250.0  # products of up to this many decimal digits keep all of float64's precision
 
 
 def raw(
@@ -109,13 +109,27 @@ def rollout(
         upwards = (max(ask.layers) - below) * size
         travel = roll_down if downwards < upwards else roll_up
         layers, edges = [layer - below for layer in ask.layers], graph.edge_layers[below:]
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            values = travel(edges, layers, list(ask.positions))
-        if not values.max(axis=-1).min() > LOST_DIGITS or not np.isfinite(values).all():
+        if graph.residual is None and count_digits(edges[: max(layers)]) > SAFE_DIGITS:
             values = roll_scaled(edges, layers, list(ask.positions), ask.normalize is None)
+        else:
+            values = travel(edges, layers, list(ask.positions))
         return ask.sum_groups(values)
 
     return ask.answer(compute)
+
+
+def count_digits(edges: Layers) -> float:
+    """By how many decimal digits products of some of these layers differ from 1, at most.
+
+    Row sums of a product are between the products of the layers' smallest and largest row sums.
+    Products of large and small layers may come out right although those on the way did not.
+    """
+    digits = 0.0
+    for weights in edges.weights:
+        with np.errstate(over="ignore"):
+            sums = np.abs(weights).sum(axis=-1, dtype=np.float64)
+        digits += float(np.abs(np.log10(sums[sums > 0])).max(initial=0.0))
+    return digits
 
 
 def roll_down(edges: Layers, layers: Sequence[int], positions: Sequence[int]) -> Floats:
@@ -147,7 +161,7 @@ def roll_scaled(
         exponents = np.zeros((len(positions), 1), dtype=np.int64)
         for layer in range(top, 0, -1):
             row = edges.carry_down(layer - 1, row)
-            _, exponent = np.frexp(row.max(axis=-1, keepdims=True))
+            _, exponent = np.frexp(np.abs(row).max(axis=-1, keepdims=True))
             row, exponents = np.ldexp(row, -exponent), exponents + exponent
         with np.errstate(over="ignore", under="ignore"):
             values[place] = np.ldexp(row, np.clip(exponents, -9999, 9999)) if unscaled else row
