@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +404,24 @@ def test_compiled_models_are_unwrapped() -> None:
     compiled = af.Model(torch.compile(module))
     assert compiled.task == "sequence classification"
     assert compiled.predict(IDS) == af.Model(module).predict(IDS)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "each block"])
+@pytest.mark.parametrize("edges", ["attention", "norm", "value_zeroing", "relevance"])
+def test_models_that_are_compiled_in_place_run_eagerly(edges: str, whole: bool) -> None:
+    plain = build("llama")
+    module = deepcopy(plain)
+    parts = [module] if whole else list(module.model.layers)
+    for part in parts:
+        part.compile(backend="eager")
+    calls = [part._compiled_call_impl for part in parts]
+    found = af.attention_graph(module, IDS, edges=edges)
+    np.testing.assert_array_equal(found.edges, af.attention_graph(plain, IDS, edges=edges).edges)
+    assert [part._compiled_call_impl for part in parts] == calls
+    if edges == "attention":
+        options: dict[str, Any] = {"max_new_tokens": 2, "eos_token_id": None}
+        stories = [af.generate(each, IDS, **options).by("rollout") for each in (module, plain)]
+        np.testing.assert_array_equal(stories[0].values, stories[1].values)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "bloom", "gpt-oss"])

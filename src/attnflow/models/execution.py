@@ -25,23 +25,40 @@ Given = TypeVar("Given")
 mode_lock = threading.Lock()
 # modules that were in training mode, and how many blocks keep each of them out of it
 held: "dict[torch.nn.Module, int]" = {}
+# modules that were compiled in place, how many blocks run each of them eagerly, and its compiled
+# call: hooks and intercepted attention are not what was compiled
+paused: "dict[torch.nn.Module, tuple[int, object]]" = {}
 
 
 @contextmanager
 def evaluating(module: "torch.nn.Module") -> Iterator[None]:
-    """A block in which a torch module is in eval mode, every part of it; then each is as it was.
+    """A block in which a torch module is in eval mode and runs eagerly, every part of it.
 
-    Blocks may overlap, in one thread or several: the last one to end switches back.
+    Then each part is as it was. Blocks may overlap, in one thread or several: the last one to end
+    switches back.
     """
     with mode_lock:
-        mine = [part for part in module.modules() if part.training or part in held]
+        parts = list(module.modules())
+        mine = [part for part in parts if part.training or part in held]
         for part in mine:
             held[part] = held.get(part, 0) + 1
             part.training = False
+        compiled = [part for part in parts if part._compiled_call_impl is not None]
+        for part in compiled:
+            count, call = paused.get(part, (0, part._compiled_call_impl))
+            paused[part] = count + 1, call
+            # never None, since another thread may be about to call it
+            part._compiled_call_impl = part._call_impl
     try:
         yield
     finally:
         with mode_lock:
+            for part in compiled:
+                count, call = paused.pop(part)
+                if count > 1:
+                    paused[part] = count - 1, call
+                else:
+                    part._compiled_call_impl = call
             for part in mine:
                 held[part] -= 1
                 if not held[part]:
