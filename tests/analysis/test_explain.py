@@ -203,9 +203,33 @@ def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
         af.explain_corpus(path, tmp_path / "out", model=model, importance=importance)
     assert len(calls["tokenizer"]) == 1
     size = len(model.encode(text).tokens)
-    # where gradient edges come first, their forward pass gives the input gradient too; then the
-    # input, and its variants in one batch; else the input gradient has a forward pass of its own
-    assert calls["passes"] == ([1, 1, size] if way == "explain" else [1, size, 1])
+    # the forward pass of the edges that come first gives the input gradient too; then the input,
+    # and its variants in one batch
+    assert calls["passes"] == [1, 1, size]
+
+
+@pytest.mark.parametrize("edges", ["attention", "gradient", "relevance", "relevance_and_gradient"])
+def test_edges_and_importances_share_one_forward_pass_with_gradients(
+    edges: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, model = "the keys to the old house", af.load()
+    alone = {
+        "input_gradient": af.input_gradient(model, text).values,
+        "relevance": af.relevance(model, text).values,
+    }
+    find_wirings(model)  # asked once per model
+    passes: list[bool] = []
+    forward = type(model.model).forward
+
+    def count_passes(self: Any, *given: Any, **options: Any) -> Any:
+        passes.append(torch.is_grad_enabled())
+        return forward(self, *given, **options)
+
+    monkeypatch.setattr(type(model.model), "forward", count_passes)
+    found = af.explain(text, model=model, edges=edges, importance=list(alone))
+    assert sorted(passes) == [False, True]
+    for name, values in alone.items():
+        np.testing.assert_allclose(found.importance[name].values, values, atol=1e-6)
 
 
 def planned(model: af.Model) -> Any:

@@ -8,7 +8,7 @@ user-defined functions run the model on top of that.
 
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +20,12 @@ from attnflow.analysis.importance.input_gradient import (
     input_gradient,
     read_input_gradients,
     watch_input,
+)
+from attnflow.analysis.importance.relevance import (
+    RELEVANCE_KEY,
+    read_relevance,
+    relevance,
+    watch_relevance,
 )
 from attnflow.analysis.importance.watch import WatchedClass, check_scorable
 from attnflow.analysis.job import (
@@ -40,6 +46,7 @@ from attnflow.analysis.long_inputs import (
     plan_rows,
 )
 from attnflow.capturing.backward import Watch, pair_aims, run_backward
+from attnflow.capturing.backward_rule import LINEARISED, BackwardRule
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.choices import Method, MethodOptions, accepts, call_own, run_method
@@ -55,6 +62,7 @@ from attnflow.models.execution import unchanged
 from attnflow.models.model import Model
 from attnflow.models.predict import (
     Foil,
+    FoilNumber,
     Prediction,
     Target,
     check_foils,
@@ -377,7 +385,7 @@ class Reading:
     attention: Attention
     prediction: Prediction | None  # None for a model without prediction
     graphs: Mapping[str, AttentionGraph]  # by the name of their edges, other than attention
-    input_gradient: Importance | None = None  # where edges needed gradients too
+    known: Mapping[str, Importance] = field(default_factory=dict)  # importances of the same pass
     seconds: float = 0.0
 
     @property
@@ -406,7 +414,7 @@ class Reading:
 def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) -> list[Reading]:
     """Run a model once on a batch: attention, prediction and the graphs of other edges.
 
-    If edges require gradients, one more forward pass comes first, and gives the input gradient too.
+    What requires gradients, edges and importances, shares one more forward pass, which comes first.
     """
     start = time.perf_counter()
     inputs = [case.encoded for case in batch.values()]
@@ -414,16 +422,19 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
     foils = [number_foil(model, case.foil) for case in batch.values()]
     position = job.asked_position
     places = [model.locate(encoded, position) for encoded in inputs]
-    aims = pair_aims(targets, foils)
-    watches: dict[Hashable, Watch] = dict(watch_edges(model, plan.weights, aims).items())
+    edge_watches = watch_edges(model, plan.weights, pair_aims(targets, foils))
+    watches, key = watch_importances(model, job, edge_watches, targets, foils)
     backward = None
-    gradients: Sequence[Importance | None] = [None] * len(inputs)
+    known: list[dict[str, Importance]] = [{} for _ in inputs]
     if watches:
-        if job.choose_importance(model).get("input_gradient") is input_gradient:
-            watches[WATCH_KEY] = watch_input(targets, foils)
         backward = run_backward(model, inputs, watches, position=position)
         if WATCH_KEY in watches:
-            gradients = read_input_gradients(model, inputs, backward)
+            for each, found in zip(
+                known, read_input_gradients(model, inputs, backward), strict=True
+            ):
+                each["input_gradient"] = found
+        if key is not None:
+            known[0]["relevance"] = read_relevance(model, inputs[0], backward, key)
     passed, graphs = run_edges(
         model,
         inputs,
@@ -445,11 +456,39 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
             passed.attentions[row],
             predictions[row],
             graphs[row],
-            gradients[row],
+            known[row],
             seconds if row == 0 else 0.0,
         )
         for row, (number, case) in enumerate(batch.items())
     ]
+
+
+def watch_importances(
+    model: Model,
+    job: Job,
+    edge_watches: Mapping[BackwardRule, Watch],
+    targets: Sequence[int | None],
+    foils: Sequence[FoilNumber | None],
+) -> tuple[dict[Hashable, Watch], Hashable | None]:
+    """What is watched for edges and importances together, and the key of relevance if it is.
+
+    A single importance without such edges makes its own pass. Relevance is known by input only if
+    there is one; it shares the backward pass of edges with the same rule.
+    """
+    watches: dict[Hashable, Watch] = dict(edge_watches.items())
+    chosen = job.choose_importance(model)
+    has_gradient = chosen.get("input_gradient") is input_gradient
+    has_relevance = chosen.get("relevance") is relevance and len(targets) == 1
+    if not watches and not (has_gradient and has_relevance):
+        return {}, None
+    if has_gradient:
+        watches[WATCH_KEY] = watch_input(targets, foils)
+    if not has_relevance:
+        return watches, None
+    if LINEARISED in edge_watches:
+        return watches, LINEARISED
+    watches[RELEVANCE_KEY] = watch_relevance(pair_aims(targets, foils))
+    return watches, RELEVANCE_KEY
 
 
 # ---- methods ------------------------------------------------------------------------------------
@@ -572,8 +611,8 @@ def score_importance(
         return score_own_importance(model, readings, job, name, function)
     if name == "blank_out":
         return score_blank_out(model, readings, signed=job.by_word, batch_tokens=batch_tokens)
-    known = [each.input_gradient for each in readings if each.input_gradient is not None]
-    if name == "input_gradient" and len(known) == len(readings):
+    known = [each.known[name] for each in readings if name in each.known]
+    if len(known) == len(readings):
         return known
     return function(
         model,

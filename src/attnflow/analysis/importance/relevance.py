@@ -1,6 +1,6 @@
 """`relevance`: the signed share of each token in the logit of a target."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import overload
 
@@ -92,9 +92,11 @@ def watch_relevance(targets: Sequence[TargetOrPair]) -> Watch:
     return Watch(list(targets), "logit", LINEARISED, ("blocks",))
 
 
-def read_relevance(model: Model, encoded: Encoded, found: BackwardPass) -> Importance:
-    """The relevance of one input, from a backward pass over it alone."""
-    watched = found.gradients[RELEVANCE_KEY]
+def read_relevance(
+    model: Model, encoded: Encoded, found: BackwardPass, key: Hashable = RELEVANCE_KEY
+) -> Importance:
+    """The relevance of one input, from a backward pass over it alone. key: of its watch."""
+    watched = found.gradients[key]
     state, gradient = found.states["blocks"].double(), watched.states["blocks"].double()
     values = (state * gradient).sum(dim=-1)[0].cpu().numpy()  # [token]
     probabilities = model.probabilities(found.logits)

@@ -67,9 +67,6 @@ def read_watched(
     encoded, several = encode_inputs(model, inputs)
     targets = list_classes(target, len(encoded), "target")
     foils = list_classes(foil, len(encoded), "foil")
-    for name in targets:
-        if not isinstance(name, Hashable):
-            raise OptionError(f\"a target must be the name or the number of a class; got {name!r}\")
     numbers = {
         name: None if name is None else model.target(name) for name in dict.fromkeys(targets)
     }
@@ -86,14 +83,17 @@ def read_watched(
 
 def list_classes(given: object, count: int, what: str) -> list[Any]:
     """One class for each of several inputs, from one for all, or a list of one per input."""
-    if not isinstance(given, list | tuple | np.ndarray):
-        return [given] * count
-    if len(given) != count:
+    is_list = isinstance(given, list | tuple | np.ndarray)
+    classes: list[Any] = list(given) if is_list else [given] * count  # type: ignore[call-overload]
+    if len(classes) != count:
         raise OptionError(
             f"{what}s must be one for all inputs, or one per input;"
-            f" got {len(given)} for {count} inputs"
+            f" got {len(classes)} for {count} inputs"
         )
-    return list(given)
+    for name in classes:
+        if not isinstance(name, Hashable):
+            raise OptionError(f"a {what} must be the name or the number of a class; got {name!r}")
+    return classes
 
 
 def check_scorable(model: Model, method: str) -> None:
