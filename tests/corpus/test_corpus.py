@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from attnflow.corpus.rows import CorpusRow, InputFiles, gather_inputs
 from attnflow.corpus.scores import evaluate_corpus, top_words
 from attnflow.corpus.shard_tables import make_error_table
 from attnflow.corpus.status import corpus_status, verify_corpus
-from tests.console import inside
+from tests.console import inside, say_inside
 from tests.corpora import command, errors, is_gone, sentences, table, write_csv
 from tests.families import DECODERS, build, word_tokenizer
 
@@ -1456,12 +1457,7 @@ def test_words_are_joined_from_subwords(texts: Path, tmp_path: Path) -> None:
 def test_the_commands(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(*arguments: Any, status: int = 0) -> str:
-        assert inside(monkeypatch, *arguments) == status
-        captured = capsys.readouterr()
-        return captured.out + captured.err
-
-    out = tmp_path / "out"
+    said, out = partial(say_inside, monkeypatch, capsys), tmp_path / "out"
     run = [
         "corpus",
         "run",

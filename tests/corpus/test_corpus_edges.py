@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from attnflow.corpus.rows import CorpusRow
 from attnflow.corpus.scores import evaluate_corpus, top_words
 from attnflow.corpus.shard import RowTask, estimate_memory
 from attnflow.corpus.status import verify_corpus
-from tests.console import inside
-from tests.corpora import command, errors, sentences, table, write_csv
+from tests.console import say_inside
+from tests.corpora import assert_refused, command, errors, sentences, table, write_csv
 from tests.families import build, word_tokenizer
 from tests.own_methods import last_layer, lengths, strongest, token_length, without_first
 
@@ -26,11 +27,6 @@ pytest.importorskip("pyarrow")
 
 EDGES = ["attention", "contribution", "gradient"]
 TOP: dict[str, Any] = {"methods": "rollout", "layers": 6, "shard_rows": 10}
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    return write_csv(tmp_path / "texts.csv", [*sentences(20), "", *sentences(9, 1)])
 
 
 def test_a_row_holds_what_explain_says_on_every_kind_of_edges(tmp_path: Path) -> None:
@@ -182,11 +178,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_mistakes_are_one_line_before_anything_is_read(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(af.AttnFlowError) as error:
-        af.explain_corpus(tmp_path / "nowhere.csv", tmp_path / "out", **options)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert_refused(options, message, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -256,12 +248,7 @@ def test_every_kind_of_edges_counts_in_the_memory_of_a_row() -> None:
 def test_the_commands_know_the_columns(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(*arguments: Any, status: int = 0) -> str:
-        assert inside(monkeypatch, *arguments) == status
-        captured = capsys.readouterr()
-        return captured.out + captured.err
-
-    out = tmp_path / "out"
+    said, out = partial(say_inside, monkeypatch, capsys), tmp_path / "out"
     run = ["corpus", "run", texts, "--out", out, "--importance", "blank_out"]
     run += ["--edges", "attention,contribution,values=tests.own_methods:lengths"]
     assert "29 texts in 1 shard; 1 error" in said(*run, "--methods", "rollout,flow")

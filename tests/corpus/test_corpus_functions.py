@@ -24,7 +24,7 @@ from attnflow.corpus.manifest import Manifest
 from attnflow.corpus.rows import gather_inputs
 from attnflow.corpus.scores import evaluate_corpus, top_words
 from attnflow.corpus.status import corpus_status, verify_corpus
-from tests.corpora import command, errors, sentences, table, write_csv
+from tests.corpora import assert_refused, command, errors, sentences, table, write_csv
 from tests.families import build, word_tokenizer
 from tests.own_methods import last_layer, squared, token_length, without_first
 
@@ -40,11 +40,6 @@ REFERENCES = {
     "own": "tests.own_methods:last_layer",
     "length": "tests.own_methods:token_length",
 }
-
-
-@pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    return write_csv(tmp_path / "texts.csv", [*sentences(20), "", *sentences(9, 1)])
 
 
 def names_are(folder: Path) -> list[str]:
@@ -325,11 +320,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_mistakes_are_one_line_before_anything_is_read(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(af.AttnFlowError) as error:
-        af.explain_corpus(tmp_path / "nowhere.csv", tmp_path / "out", **options)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert_refused(options, message, tmp_path)
 
 
 def fails_on_long(graph: Any, **options: Any) -> Any:

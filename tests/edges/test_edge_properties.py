@@ -320,11 +320,6 @@ def test_a_block_that_is_only_written_otherwise_is_none() -> None:
 # ---- bad input ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bundled() -> af.Model:
-    return af.load("verb-number")
-
-
 def second(value: Callable[[Any], Any]) -> Callable[[af.LayerMix], Any]:
     """A function that is right but in the second layer."""
     return lambda mix: value(mix) if mix.name == "blocks.1.attention" else mix.attention.mean(0)

@@ -18,11 +18,6 @@ TEXT = "the key to the cabinets"
 KINDS = ("effective", "norm", "contribution")
 
 
-@pytest.fixture(scope="module")
-def bundled() -> af.Model:
-    return af.load("verb-number")
-
-
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OUTSIDE])
 def test_edges_are_those_of_the_formulas(family: str) -> None:
     model = af.Model(perturb(family))

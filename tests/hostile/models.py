@@ -4,7 +4,6 @@ Each gives an error of one line, or sound attention; no folder's own code runs.
 """
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 import attnflow as af
 from tests.families import build, word_tokenizer
-from tests.hostile.arrays import check_sound
+from tests.hostile.arrays import Draw, check_sound
 from tests.hostile.damage import ODD, damage_bytes, damage_head, damage_json, dump, odd_json
 from tests.hostile.tries import Result, complain, refusal, run_tries
 
@@ -28,7 +27,6 @@ QUERY = re.compile(
     r"query|q_proj|q_lin|c_attn|Wqkv|\.q\."
 )  # weights that every family attends with
 
-Draw = random.Random
 Damage = Callable[[Draw, Path], object]
 
 

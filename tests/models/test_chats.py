@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 
 import attnflow as af
-from attnflow.models.chats import MARK, Chat, read_chat
+from attnflow.models.chats import MARK, Chat, Message, read_chat
 from tests.families import word_tokenizer
-
-Message = dict[str, Any]
 
 
 def render(body: str, messages: list[Message]) -> Chat:

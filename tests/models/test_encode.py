@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +143,6 @@ def test_truncation_is_the_tokenizers_own() -> None:
 
 
 # ---- tokenised once -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def short_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs of more than 8 tokens are long."""
-    for name in ("long_inputs", "run", "generate.generation"):
-        monkeypatch.setattr(import_module(f"attnflow.analysis.{name}"), "ROWS_ABOVE", 8)
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ import attnflow as af
 from attnflow.models.encoded import Encoded, batches
 from attnflow.models.execution import evaluating
 from attnflow.models.families import FAMILIES
-from tests.families import IMAGE, build, text, word_tokenizer
+from tests.families import GROUPED, IMAGE, build, text, word_tokenizer
 
 IDS = [7, 23, 41, 9, 55]
-GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 
 
 def make(kind: Any, config: Callable[[], Any]) -> Any:

@@ -486,13 +486,6 @@ CHAT = [
 ]
 
 
-@pytest.fixture
-def short_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs of more than 8 tokens are long."""
-    for name in ("long_inputs", "run", "generate.generation"):
-        monkeypatch.setattr(sys.modules[f"attnflow.analysis.{name}"], "ROWS_ABOVE", 8)
-
-
 @pytest.fixture(scope="module")
 def writer() -> af.Model:
     """A decoder with a tokenizer of words and a template of chats."""

