@@ -373,7 +373,7 @@ def test_pictures_go_through_the_image_processor(tmp_path: Path) -> None:
     ((label, _),) = model.predict(picture)
     assert label.startswith("LABEL_")
     for bad in ("https://example.org/a.png", tmp_path / "nothing.png"):
-        with pytest.raises(af.OptionError, match="which is no file"):
+        with pytest.raises(af.OptionError, match="which is not a file"):
             af.capture(model, bad)
     with pytest.raises(af.OptionError, match="takes an image"):
         af.capture(model, {"not": "an image"})  # type: ignore[call-overload]
@@ -518,7 +518,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     (
         lambda tokenizer: af.capture(bert(), [5, 60]),
-        "token ids of BertModel must be from 0 to 59; got 60: the tokenizer does not fit",
+        "token ids of BertModel must be from 0 to 59; got 60: the tokenizer does not match",
     ),
     (lambda tokenizer: af.capture(bert(), [5, -1]), "from 0 to 59; got -1"),
     (
@@ -528,7 +528,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda tokenizer: af.capture(bert(), IDS, heads="median"), "unknown heads 'median'"),
     (
         lambda tokenizer: af.capture(af.Model(NoAttention()), IDS),
-        "NoAttention made no attention that could be captured",
+        "NoAttention has no attention that could be captured",
     ),
     (
         lambda tokenizer: af.capture(torch.nn.Linear(2, 2), IDS),

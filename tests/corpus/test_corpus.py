@@ -1034,8 +1034,8 @@ def test_folders_that_are_no_corpus_are_refused(texts: Path, tmp_path: Path) -> 
     with pytest.raises(af.FileError, match="cannot make the folder"):
         begun(texts, texts)
     for content, message in {
-        "{": "is no manifest",
-        "[]": "is no manifest",
+        "{": "is not a corpus manifest",
+        "[]": "is not a corpus manifest",
         '{"format": 99}': "has format 99",
     }.items():
         out = tmp_path / "broken"
@@ -1051,7 +1051,7 @@ def test_folders_that_are_no_corpus_are_refused(texts: Path, tmp_path: Path) -> 
         ):
             with pytest.raises(af.FileError, match=message):
                 use(out)
-    with pytest.raises(af.FileError, match="is no corpus folder"):
+    with pytest.raises(af.FileError, match="is not a corpus folder"):
         af.read_corpus(tmp_path / "nowhere")
 
 
@@ -1163,7 +1163,7 @@ def test_a_damaged_manifest_is_one_line_wherever_it_is_read(texts: Path, tmp_pat
     for content in contents:
         (out / "manifest.json").write_bytes(content)
         for use in uses:
-            with pytest.raises(af.FileError, match=r"manifest\.json is no manifest of a corpus: "):
+            with pytest.raises(af.FileError, match=r"manifest\.json is not a corpus manifest: "):
                 use(out)
     (out / "manifest.json").write_bytes(good)
     assert verify_corpus(out) == []
@@ -1504,7 +1504,7 @@ def test_the_commands(
         ): "holds no importance 'input_gradient'; it has blank_out",
         ("corpus", "top", out, "--method", "raw"): "holds no method 'raw'; it has rollout, flow",
         ("corpus", "top", out, "--min-count", "9999"): "give a smaller --min-count",
-        ("corpus", "status", tmp_path): "is no corpus folder",
+        ("corpus", "status", tmp_path): "is not a corpus folder",
         (*run[:-1], "21"): "option --shard-rows was 20 and is 21",
         (*run, "--layers", "six"): "--layers must be numbers like 1,6; got 'six'",
     }.items():

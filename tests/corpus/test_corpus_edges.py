@@ -156,7 +156,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"edges": is_negative}, "edges 'is_negative' of blocks.0.attention"),
     ({"edges": {"norm": lengths}}, "must have a name of its own; got 'norm'"),
     ({"edges": {"norm": strongest}}, "must have a name of its own; got 'norm'"),
-    ({"edges": "tests.own_methods:gone"}, "an edge weight of your own is named as package"),
+    ({"edges": "tests.own_methods:gone"}, "a user-defined edge weight is named as package"),
     ({"edges": {"mine": lambda mix: lengths(mix)}, "workers": 2}, "the edge weight 'mine', and"),
     ({"edges": af.edge_weight("own", lengths), "workers": 2}, "and lengths cannot be imported"),
     ({"edges": "norm", "layers": {"rollout": 6}}, "norm raw, norm rollout, norm flow; got 'roll"),

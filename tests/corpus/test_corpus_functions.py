@@ -87,7 +87,7 @@ def test_an_actor_of_a_cluster_imports_them_too(
         functions = {**job.stored.functions, "own": "tests.own_methods:gone"}
         gone = replace(job, stored=replace(job.stored, functions=functions))
         lost = on_ray.Explainer("verb-number", *facts, gone, writer).explain(0, b"[]", None)
-        assert "on a machine of the cluster: a method of your own" in str(lost["problem"])
+        assert "on a machine of the cluster: a user-defined method" in str(lost["problem"])
     finally:
         torch.set_num_threads(threads)
 
@@ -290,7 +290,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"methods": {"mine": too_few}, "layers": [2]}, "mine must give the layers that are asked for"),
     ({"methods": {"mine": array}}, "mine must return a TokenAttention"),
     ({"methods": {"mine": broken}}, "mine failed: ZeroDivisionError: no lines"),
-    ({"methods": {"mine": 3}}, "a method of your own must be a function"),
+    ({"methods": {"mine": 3}}, "a user-defined method must be a function"),
     ({"methods": 3}, "methods must be names"),
     ({"methods": [squared, "squared=tests.own_methods:squared"]}, "got 'squared' twice"),
     ({"methods": {"": squared}}, "visible text; got ''"),

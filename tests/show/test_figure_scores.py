@@ -315,7 +315,7 @@ def test_what_cannot_be_drawn_is_one_clear_line(
 def test_options_of_one_figure_only() -> None:
     with pytest.raises(af.OptionError, match="strongest must be a whole number, at least 1"):
         figures.bars(SCORES, strongest=0)
-    with pytest.raises(af.OptionError, match="what is compared is tokens, not words"):
+    with pytest.raises(af.OptionError, match="comparisons are per token, not per word"):
         figures.bars(FOUND, by_word=True, compared_with="even")
     with pytest.raises(af.OptionError, match=r"width must be from 1.5 to 21.0 inches; got 0"):
         figures.text(SCORES, width=0)

@@ -64,7 +64,7 @@ def test_a_page_of_what_is_not_stored_is_one_line(
     command = ["corpus", "page", str(corpus), "--out", str(tmp_path / "pages"), *arguments]
     with pytest.raises(af.AttnFlowError, match=message):
         CliRunner().invoke(main_app, command, catch_exceptions=False)
-    with pytest.raises(af.FileError, match="is no corpus folder"):
+    with pytest.raises(af.FileError, match="is not a corpus folder"):
         list(list_texts(tmp_path))
 
 

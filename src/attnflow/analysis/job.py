@@ -246,7 +246,7 @@ class Job:
         return job
 
     def check_graph(self) -> None:
-        """Refuse a user-defined graph that is no function, or that comes with graph options."""
+        """Refuse a user-defined graph that is not a function, or that comes with graph options."""
         if self.graph is None:
             return
         if self.residual is not None or self.without:

@@ -149,7 +149,7 @@ def run_batch(
         else:
             calls, output = collect_eager_calls(model.model, arguments, heads)
     if not calls:
-        raise CaptureError(f"{model.name} made no attention that could be captured: it has none")
+        raise CaptureError(f"{model.name} has no attention that could be captured")
     if not model.is_encoder_decoder and model.depth not in (None, len(calls)):
         raise CaptureError(
             f"{model.name} has {model.depth} layers, but {len(calls)} attention calls were"

@@ -83,7 +83,7 @@ def run_command(
         typer.Option(help="Where the texts are; by default text, sentence or the only column."),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option(help="What rows are called; by default file and row number.")
+        str | None, typer.Option(help="The ids of rows; by default file and row number.")
     ] = None,
     label_column: Annotated[
         str | None, typer.Option(help="Labels to keep; importance and gradient edges watch them.")
@@ -145,7 +145,7 @@ def run_command(
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Of a Ray cluster, or auto; by default one is started here."
+            metavar="HOST:PORT", help="A Ray cluster, or auto; by default one is started here."
         ),
     ] = None,
     shard_rows: Annotated[

@@ -109,7 +109,7 @@ def sentiment_command(
         ),
     ],
     out: TrainingFolder,
-    epochs: Annotated[int, typer.Option(min=1, help="How often the data is seen.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="The number of passes over the data.")] = 3,
     seed: Seed = 0,
     limit: Limit = None,
     resume: Resume = False,

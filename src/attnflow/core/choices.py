@@ -173,8 +173,8 @@ def import_function(reference: str, what: str) -> AnyFunction:
         target: object = resolve_name(reference)
     except Exception as error:  # importing a module runs its code, which may raise anything
         raise OptionError(
-            f"{add_article(what)} of your own is named as package.module:function, and"
-            f" {reference!r} cannot be imported: {type(error).__name__}: {error}"
+            f"a user-defined {what} is named as package.module:function, and {reference!r} cannot"
+            f" be imported: {type(error).__name__}: {error}"
         ) from error
     if not callable(target):
         raise OptionError(f"{reference!r} must name a function; got {type(target).__name__}")
@@ -257,7 +257,7 @@ def check_own(
     check_name(name, what)
     if name in known or not callable(function):
         raise OptionError(
-            f"{add_article(what)} of your own must be a function with a name of its own;"
+            f"a user-defined {what} must be a function with a name of its own;"
             f" got {name!r}: {type(function).__name__}"
         )
     called = find_signature(function)

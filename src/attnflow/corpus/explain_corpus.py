@@ -95,7 +95,7 @@ def explain_corpus(
     r"""Token attention of every text of one or several files, into the folder `out`.
 
     The same call resumes where an earlier one was stopped, however it was. Options that are not
-    given are then those of the earlier call, and others are refused; functions of your own must be
+    given are then those of the earlier call, and others are refused; user-defined functions must be
     given again, since a manifest alone does not have code imported. Rows without a result are in
     errors.parquet, with the reason; `read_corpus` gives the table of the others.
 
@@ -116,14 +116,14 @@ def explain_corpus(
     keep
         Columns of the input that are stored with the results, as strings.
     methods
-        Names of methods, or {name: function} with methods of your own, where None stands for
+        Names of methods, or {name: function} with user-defined methods, where None stands for
         attnflow's own of that name; "raw", "rollout" and "flow" by default, and if edges is not
         given either, before them the result that `explain` shows first. A function may also be
         given as "package.module:function", or "name=package.module:function"; workers import it.
     edges
         What an edge of the graph weighs, one or several, as for `explain`; "attention" by default.
         Columns on other edges are called after both: "contribution rollout". Gradient edges watch
-        the label, else the prediction. Edge weights of your own go in as methods do.
+        the label, else the prediction. User-defined edge weights are given as methods are.
     layers
         The layers to store, or {column: layers}; by default those that a method gives: all, and
         the top one for flow.
@@ -167,7 +167,7 @@ def explain_corpus(
     shard_rows
         Rows per shard, 1,000 by default.
     report
-        A function that is told what a user should know; a `CorpusWarning` if None.
+        A function that is called with every note for the user; a `CorpusWarning` if None.
 
     >>> import attnflow as af
     >>> _ = Path("texts.csv").write_text("text,label\nthe key to the cabinets,singular\n,plural\n")
@@ -290,7 +290,7 @@ def is_name(model: object) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def warn_user(note: str) -> None:
-    """Give a note as a warning, where no function takes it."""
+    """Give a note as a warning: the default of `report`."""
     give_notice(note, CorpusWarning, stacklevel=2)
 
 

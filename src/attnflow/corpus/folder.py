@@ -112,7 +112,7 @@ def open_folder(out: str | os.PathLike[str]) -> Iterator[Path]:
         finally:
             if not (folder / MANIFEST).exists():
                 (folder / LOCK).unlink(missing_ok=True)
-                with suppress(OSError):  # somebody else's files
+                with suppress(OSError):  # a folder that holds other files
                     for each in made:
                         each.rmdir()
 

@@ -487,7 +487,7 @@ def try_methods(
 
 
 def try_importance(model: Model, job: Job) -> None:
-    """Call every user-defined importance once, so that its mistakes are told before the run."""
+    """Call every user-defined importance once, so that its errors are raised before the run."""
     own = job.own_importance
     if not own:
         return

@@ -37,7 +37,7 @@ FinishedShards = Generator[tuple[int, ShardRecord]]  # with their numbers, as th
 
 
 class WorkerPlan(NamedTuple):
-    """What a worker needs to compute shards: its model, whose fingerprint must be this one, too."""
+    """What a worker needs to compute shards; its model must have this fingerprint."""
 
     model: str
     fingerprint: str
@@ -84,7 +84,7 @@ def compute_in_processes(plan: WorkerPlan, pending: PendingShards, workers: int)
     except (EOFError, ConnectionError) as error:
         raise explain_death(list(crew.values())) from error
     finally:
-        for process in crew.values():  # at once: nothing is half-written under its own name
+        for process in crew.values():  # at once: files are written under temporary names
             process.kill()
             process.join()
         remove_leftovers(plan.folder)

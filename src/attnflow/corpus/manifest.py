@@ -135,7 +135,7 @@ class Manifest:
         return range(index * self.shard_rows, min((index + 1) * self.shard_rows, self.rows))
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder; nothing is ever half-written."""
+        """Write the manifest into a folder, atomically."""
         self.shards = dict(sorted(self.shards.items()))
         content = json.dumps(asdict(self), indent=1)
         write_file(folder / MANIFEST, lambda file: file.write(content.encode()))
@@ -148,10 +148,10 @@ class Manifest:
             return parse_manifest(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise FileError(
-                f"{folder} is no corpus folder: cannot read {path}: {error.strerror or error}"
+                f"{folder} is not a corpus folder: cannot read {path}: {error.strerror or error}"
             ) from error
         except (ValueError, RecursionError, FileError, OptionError) as error:
-            raise FileError(f"{path} is no manifest of a corpus: {error}; {RECOMPUTE}") from error
+            raise FileError(f"{path} is not a corpus manifest: {error}; {RECOMPUTE}") from error
 
     def check_shard(self, index: int) -> None:
         """Refuse more rows than a shard may have, and errors without their reasons and file.
@@ -168,7 +168,8 @@ class Manifest:
             )
         if sum(shard.reasons.values()) != shard.errors:
             raise FileError(
-                f"shard {index} must have reasons for its {shard.errors} errors; got others"
+                f"the reasons of shard {index} must add up to its {shard.errors} errors;"
+                f" got {sum(shard.reasons.values())}"
             )
         if (shard.errors_sha256 is None) != (shard.errors == 0):
             raise FileError(

@@ -1,9 +1,8 @@
 """A corpus on Ray: Ray Data streams shards to a pool of actors, each with a model of its own.
 
-Only the machine where the run was started touches the user's files: there the input is read, and
-there one actor writes the shards. What Ray Data passes on is a shard's rows on the way in and a
-line about it on the way out, so that a machine that dies takes no result with it: what it was
-working on is computed again, elsewhere.
+Only the machine where the run was started touches the user's files: it reads the input, and one
+actor on it writes the shards. Ray Data passes the rows of a shard to an actor and a short record of
+it back, so no finished shard is lost with a machine; unfinished ones are computed on another one.
 """
 
 import contextlib
@@ -55,7 +54,7 @@ QUIET = {  # read when Ray is imported, and started; what the user has set stays
 def compute_on_ray(
     plan: WorkerPlan, pending: PendingShards, workers: int | None, address: str | None
 ) -> FinishedShards:
-    """Compute shards on a cluster; what a pass over the data lost, if ever, is done in another."""
+    """Compute shards on a cluster; shards lost in one pass over the data go into another."""
     if not pending.missing:
         return
     with connect(address, workers) as ray:
@@ -202,7 +201,7 @@ def check_address(address: str) -> None:
 
 
 def size_pool(ray: Any, workers: int | None, tasks: int) -> tuple[dict[str, float], int, int]:
-    """What an actor needs, how many there are at first, and how many if the cluster grows.
+    """The resources of an actor, and the number of actors: at first, and if the cluster grows.
 
     An actor needs a GPU if the cluster has any, else a core.
     """
@@ -276,13 +275,13 @@ def encode_corpus_rows(rows: list[CorpusRow]) -> bytes:
 
 
 def decode_rows(content: bytes) -> list[CorpusRow]:
-    """What `encode_corpus_rows` was given."""
+    """Rows from the bytes of `encode_corpus_rows`."""
     rows = json.loads(content.decode("utf-8", "surrogatepass"))
     return [replace(CorpusRow(*row), kept=tuple(row[-1])) for row in rows]  # JSON knows no tuples
 
 
 def read_answers(data: Any) -> Iterator[tuple[int, ShardRecord]]:
-    """What the actors say of the shards that they had written, as they say it."""
+    """The records of finished shards, as the actors report them; a problem is raised."""
     for batch in data.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
         for answer in batch.to_pylist():
             if answer["problem"] is not None:
@@ -291,7 +290,7 @@ def read_answers(data: Any) -> Iterator[tuple[int, ShardRecord]]:
 
 
 class ShardAnswer(TypedDict):
-    """What an actor says of a shard: the record of it as JSON, or the problem."""
+    """The report of an actor on a shard: its record as JSON, or the problem."""
 
     index: int
     shard: str | None
@@ -325,7 +324,7 @@ class ShardWriter:
 class Explainer:
     """An actor that computes shards.
 
-    What is wrong with its machine is told with the first shard, since Ray would only try again.
+    A problem with its machine is reported with the first shard: Ray would only retry an error.
     """
 
     def __init__(

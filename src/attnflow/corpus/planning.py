@@ -114,7 +114,7 @@ def plan_manifest(
     *,
     watched: bool,
 ) -> Manifest:
-    """The manifest to go on from: that of this run, or the folder's if everything is as it was.
+    """The manifest to continue: the folder's if its input and options are unchanged, or a new one.
 
     watched: whether labels are the targets of importance or of gradient edges.
     """

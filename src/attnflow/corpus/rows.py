@@ -25,7 +25,7 @@ class CorpusRow:
 
 
 class FileStamp(NamedTuple):
-    """What changes when a file does."""
+    """The size, time and inode of a file, to notice that it changed."""
 
     size: int
     modified: int  # in nanoseconds
@@ -42,7 +42,7 @@ class FileStamp(NamedTuple):
 
 
 def ignore(note: str) -> None:
-    """Drop a note: rows are read several times, and remarked upon once."""
+    """Drop a note: of several readings of the rows, only the first one gives notes."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class InputFiles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What ids call the files: without their folders, unless two would be called alike."""
+        """The names of the files in ids: without folders, unless two names would be the same."""
         short = [Path(path).name for path in self.paths]
         return tuple(short) if len(set(short)) == len(short) else self.paths
 

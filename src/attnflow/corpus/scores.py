@@ -289,7 +289,7 @@ def read_token_scores(folder: str | os.PathLike[str]) -> Manifest:
 def choose_stored(
     wanted: Sequence[str] | None, stored: Sequence[str], what: str, folder: object
 ) -> list[str]:
-    """Those that were asked for, if they are stored; all that are if None."""
+    """The requested names, which must be stored; all stored ones if None."""
     for name in wanted or ():
         if name not in stored:
             raise OptionError(

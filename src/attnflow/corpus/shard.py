@@ -186,8 +186,8 @@ def score_batch(
 ) -> list[ScoredRow]:
     """The scores of each row, from the events of one run.
 
-    Methods must take whatever a model gives, so that their error is not the row's and stops the
-    run; so does that of a user-defined importance, by the row that it failed on.
+    An error of a method is not the fault of a row, and stops the run. So does an error of a
+    user-defined importance, which is reported with the row that it failed on.
     """
     own = job.own_importance
     graphs = {GRAPH_STAGE, *stored.results}
@@ -243,7 +243,7 @@ def fail_method(name: str, row: CorpusRow, error: Exception) -> MethodError:
 
 
 def find_cause(error: Exception) -> Exception:
-    """What a user-defined function raised, if the error is about that."""
+    """The error of a user-defined function, if this error reports one."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 

@@ -76,7 +76,7 @@ def make_result_table(rows: Sequence[ScoredRow], job: StoredJob) -> "pyarrow.Tab
 
 
 def describe_scored_row(row: ScoredRow, keep: Iterable[str]) -> dict[str, object]:
-    """What stands beside the scores of a row, by column; keep: the columns kept of the input."""
+    """The values of a row besides its scores, by column; keep: the columns kept from the input."""
     given, encoded = row.row, row.encoded
     tokens = (*encoded.tokens, *encoded.decoder_tokens)
     further = len(encoded.decoder_tokens)

@@ -89,9 +89,9 @@ def corpus_status(folder: str | os.PathLike[str]) -> Status:
 
 
 def verify_corpus(folder: str | os.PathLike[str]) -> list[str]:
-    """What is wrong with a corpus folder, one line per fault.
+    """The faults of a corpus folder, one line each.
 
-    None if every row is there once, in the table or in the errors, as it was written.
+    There are none if every row is stored once, in the table or in the errors, and unchanged.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def read_row_numbers(
 
 
 def find_gaps(name: str, span: range, rows: Iterable[int]) -> Iterator[str]:
-    """What keeps rows from being each number of a span once."""
+    """Faults of row numbers, which should be each number of a span once."""
     counts = Counter(rows)
     for fault, numbers in {
         "missing": [row for row in span if row not in counts],

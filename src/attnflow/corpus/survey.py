@@ -2,9 +2,9 @@
 
 from array import array
 from itertools import islice
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attnflow.corpus.formats import TellUser
 from attnflow.corpus.rows import InputFiles
@@ -16,7 +16,7 @@ KNOWN_LABELS = 1000  # different labels that are remembered
 
 
 def survey_input(inputs: InputFiles, model: Model, notify: TellUser, *, watched: bool) -> int:
-    """How many rows there are; what is wrong with the input is told before anything is computed.
+    """Count the rows, and report problems of the input before anything is computed.
 
     watched: whether labels are the targets of importance, or of gradient edges.
     """
@@ -56,9 +56,7 @@ def is_class(model: Model, label: str) -> bool:
     return True
 
 
-def notify_repeated(
-    inputs: InputFiles, ids: "np.ndarray[Any, np.dtype[np.int64]]", notify: TellUser
-) -> None:
+def notify_repeated(inputs: InputFiles, ids: npt.NDArray[np.int64], notify: TellUser) -> None:
     """Tell which id several rows have, and how many do; ids: a hash per row, in their order."""
     order = np.argsort(ids, kind="stable")
     repeated = order[1:][np.diff(ids[order]) == 0]  # rows whose id an earlier row has

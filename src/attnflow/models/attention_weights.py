@@ -92,7 +92,7 @@ class Scoring:
     key: "torch.Tensor"  # [sequence, group of heads, width, key], in float32
     mask: "torch.Tensor | None"  # [sequence, head or 1, query or 1, key]
     bias: "torch.Tensor | None"  # [sequence or 1, head, query, key]
-    no_token: "torch.Tensor | None"  # [head]: the score of a key that is no token
+    no_token: "torch.Tensor | None"  # [head]: the score of a key that is not a token
     scaling: float
     softcap: float | None
     hides_future: bool  # by itself, without a mask

@@ -257,7 +257,7 @@ def check_ids(model: "Model", ids: Sequence[int], truncation: bool) -> None:
         worst = max(ids) if max(ids) >= size else min(ids)
         raise CaptureError(
             f"token ids of {model.name} must be from 0 to {size - 1}; got {worst}:"
-            " the tokenizer does not fit the model"
+            " the tokenizer does not match the model"
         )
 
 

@@ -120,7 +120,7 @@ def read_image(
     elif isinstance(value, str | os.PathLike) and not Path(value).is_file():
         raise OptionError(
             "an image must be a PIL image, an array, a tensor or the path of a file;"
-            f" got {str(value)!r}, which is no file"
+            f" got {str(value)!r}, which is not a file"
         )
     else:
         try:

@@ -159,7 +159,7 @@ def check_attention(config: object, name: str) -> None:
 SCALING = "scaling"  # of the scores; one by the square root of a head's width if missing
 SOFTCAP = "softcap"  # Gemma 2: scores stay between minus and plus this number, by tanh
 SCORE_BIAS = "position_bias"  # T5 and MPT: [sequence or 1, head, query, key], added to the scores
-# gpt-oss, DeepSeek V4, MiMo: one more score per head, of a key that is no token and has no value
+# gpt-oss, DeepSeek V4, MiMo: one more score per head, of a key that is not a token and has no value
 NO_TOKEN_SCORE = "s_aux"
 CAUSAL = "is_causal"  # a module's own is_causal if missing, and where it has none, it is causal
 WINDOW = "sliding_window"  # a query sees keys less than this many positions away, by the mask

@@ -17,7 +17,7 @@ class Tally:
 
     @property
     def accuracy(self) -> float:
-        """The share that is right."""
+        """The share of correct predictions."""
         return self.right / self.count if self.count else float("nan")
 
 

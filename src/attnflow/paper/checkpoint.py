@@ -95,7 +95,7 @@ def read_checkpoint(path: Path) -> tuple[Tensors, Facts]:
             names = file.keys()
             tensors = {name: file.get_tensor(name).clone() for name in names}
         if facts["checksum"] != compute_checksum(tensors):
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FileError(
             f"the checkpoint {path} is damaged ({error}); delete it, or choose another --out"

@@ -157,7 +157,7 @@ def pair_nouns(seen: Surroundings) -> dict[str, str]:
 
 
 def guess_singulars(word: str) -> list[str]:
-    """What the singular of a plural may be, by its ending.
+    """Possible singulars of a plural, by its ending.
 
     >>> guess_singulars("churches"), guess_singulars("cities"), guess_singulars("glass")
     (['churche', 'church'], ['city', 'citie'], [])

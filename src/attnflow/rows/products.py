@@ -339,7 +339,7 @@ class LayerCount:
         """Refuse a wrong number of layers."""
         name, depth = self.model.name, self.model.depth
         if not self.count:
-            raise CaptureError(f"{name} made no attention that could be captured: it has none")
+            raise CaptureError(f"{name} has no attention that could be captured")
         if depth is not None and self.count != depth:
             raise CaptureError(
                 f"{name} has {depth} layers, but {self.count} attention calls were recorded:"

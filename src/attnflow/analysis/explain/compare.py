@@ -320,7 +320,7 @@ def align_sides(left: Side, right: Side) -> tuple[Places, ...]:
     ]
     if not compared[0] & compared[1]:
         raise OptionError(
-            f"what is compared must have words in common; got {shorten(left.name)!r} and"
+            f"texts that are compared must have words in common; got {shorten(left.name)!r} and"
             f" {shorten(right.name)!r}, which have none: give other texts"
         )
     return pairs

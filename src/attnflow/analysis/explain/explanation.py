@@ -186,9 +186,9 @@ class Explanation(ArrayTable):
     def summary(self) -> str:
         """A sentence or two: the prediction, what was read, and what to distrust.
 
-        What was read is told by `first`, or by the next result if that is even, in words. Shares
-        are computed without sinks, special tokens and the explained position. `agreement` is told
-        if at least 8 tokens are ranked.
+        What was read is taken from `first`, or from the next result if that one is even, by word.
+        Shares are computed without sinks, special tokens and the explained position. `agreement`
+        is included if at least 8 tokens are ranked.
 
         >>> import attnflow as af
         >>> af.explain("the keys to the house", methods=["rollout"], importance=()).summary()
@@ -389,8 +389,8 @@ def sum_segments(row: TokenAttention, segments: Sequence[Group]) -> TokenAttenti
     """A copy with the keys of each segment summed."""
     if row.normalize == "receptive_field":
         raise OptionError(
-            "what is relative to a receptive field does not add up over a segment's tokens;"
-            " ask for it: rollout_segments(..., normalize='receptive_field')"
+            "values relative to a receptive field do not add up over the tokens of a segment;"
+            " use rollout_segments(..., normalize='receptive_field')"
         )
     return replace(
         row,

@@ -288,7 +288,7 @@ def phrase_asides(
 
 
 def name_word(word: str) -> str:
-    """A word inside a sentence: without marks around it, and quoted if it is no plain word.
+    """A word inside a sentence: without marks around it, and quoted unless it is a plain word.
 
     >>> name_word("(key),"), name_word("[UNK]的[UNK]")
     ('key', '“[UNK]的[UNK]”')

@@ -55,7 +55,7 @@ def bars(
     Parameters
     ----------
     scores
-        What `explain` returned; or scores of your own, {name: (tokens, values)}, all of the same
+        What `explain` returned; or scores from elsewhere, {name: (tokens, values)}, all of the same
         tokens, as `Explanation.scores` returns them.
     names
         Of the methods and importances that are drawn, in this order; all if None.

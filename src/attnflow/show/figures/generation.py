@@ -55,7 +55,7 @@ def generation(
     layer
         The layer that is drawn; the top one if None.
     method
-        The method of a `Generation`, as for `Generation.by`: a name, or a method of your own.
+        The method of a `Generation`, as for `Generation.by`: a name, or a user-defined method.
     edges
         The edges of a `Generation`, as for `Generation.by`.
     exclude
@@ -198,7 +198,7 @@ def check_results(results: object) -> PromptAttention:
         if (result.prompt, result.generated) != (first.prompt, first.generated):
             raise OptionError(
                 "results that are drawn together must be of one generation, with the same prompt"
-                f" tokens left; {result.method} has others than {first.method}"
+                f" tokens kept; those of {result.method} and {first.method} differ"
             )
     return first
 

@@ -87,7 +87,7 @@ def given_rows(
     if len(lists) > 1:
         counts = ", ".join(f"{name}: {len(row.tokens)}" for name, row in rows.items())
         raise OptionError(
-            f"scores that are drawn together must have the same tokens; got others ({counts})"
+            f"scores that are drawn together must have the same tokens; these differ ({counts})"
         )
     return rows
 
@@ -120,7 +120,7 @@ def explained_rows(
     """The rows of an explanation: its methods at the explained position, and its importances."""
     if compared_with is not None and by_word:
         raise OptionError(
-            "what is compared is tokens, not words; got by_word=True and"
+            "comparisons are per token, not per word; got by_word=True and"
             f" compared_with={compared_with!r}: leave one out"
         )
     importances = explanation.word_importance if by_word else explanation.importance

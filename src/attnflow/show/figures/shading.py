@@ -69,7 +69,7 @@ def check_comparison(compared_with: str | None, scale: Scale) -> None:
         raise OptionError(f"unknown compared_with {compared_with!r}; choose from {known}")
     if compared_with is not None and scale not in (None, "common"):
         raise OptionError(
-            "what is compared is coloured from -1 to 1, so scale does not apply; got"
+            "comparisons are coloured from -1 to 1, so scale does not apply; got"
             f" scale={scale!r} and compared_with={compared_with!r}: leave one out"
         )
 
