@@ -560,6 +560,8 @@ def test_a_result_by_group_counts_positions_of_the_graph_not_groups() -> None:
     with pytest.raises(af.OptionError, match=r"whose size is known; got -1: give one of 0\.\.5"):
         unknown.at(-1)
     assert (unknown.at(5) == words.at(5)).all()
+    # without a size, positions up to the last one of any group can be excluded
+    assert unknown.compared_with("even", exclude=[4]).excluded == (2,)
 
 
 def test_results_become_tables_and_files(tmp_path: Path) -> None:
