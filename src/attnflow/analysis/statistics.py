@@ -69,7 +69,7 @@ def kendall(scores: Floats, importance: Floats) -> Floats:
     if rows.shape[1] < 2 or not np.isfinite(rows).all():
         return np.full(len(scores), np.nan)
     rounded = round_scores(rows)
-    # all rows at once: scipy's kendalltau gives the same, row by row, 25 times as slowly
+    # all rows at once: scipy's kendalltau gives the same row by row, 30 times as slowly for 12 tokens
     first, second = np.triu_indices(rows.shape[1], k=1)
     signs = np.sign(rounded[:, first] - rounded[:, second])  # [row, pair]
     untied = np.abs(signs).sum(axis=1)
@@ -188,7 +188,7 @@ def find_p_value(differences: Floats, *, seed: int = 0) -> float:
 
     Under the null hypothesis each difference is as likely to have the opposite sign. All sign
     flips are tried for up to 12 differences, 9,999 random ones for more; NaN if there are none.
-    (scipy's `permutation_test` doubles the smaller tail, and so gives other p values.)
+    (scipy's `permutation_test` gives the same if all are tried; it takes 10 to 80 times as long.)
 
     >>> find_p_value(np.array([0.1, 0.2, 0.3])), find_p_value(np.zeros(20))
     (0.25, 1.0)
