@@ -1,4 +1,4 @@
-"""Examples in docstrings and README run in an empty folder: what they write is nobody's."""
+"""Examples in docstrings and README run in an empty folder, and write nothing into the project."""
 
 import os
 import warnings

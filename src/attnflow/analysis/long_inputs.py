@@ -130,7 +130,7 @@ def locate_logits(model: Model, encoded: Encoded, position: int) -> int | None:
 
 
 def read_prediction(model: Model, output: "ModelOutput", at: int | None) -> Prediction | None:
-    """The prediction at a position, the only one whose logits were computed; None if None was."""
+    """The prediction at a position, the only one whose logits were computed; None if it is None."""
     if at is None:
         return None
     alone = "logits_to_keep" in signature(model.model.forward).parameters

@@ -54,7 +54,7 @@ def pack_shard(table: "pyarrow.Table", errors: "pyarrow.Table") -> PackedShard:
 
 
 def write_shard(folder: Path, index: int, packed: PackedShard) -> ShardRecord:
-    """Write a shard's files; returns what the manifest is to say of them."""
+    """Write a shard's files; return their record for the manifest."""
 
     def write(path: Path, content: bytes) -> str:
         write_file(path, lambda file: file.write(content))

@@ -34,7 +34,7 @@ RECOMPUTE = "compute it anew in another folder"
 
 
 class InputRecord(TypedDict):
-    """What the manifest says of an input file."""
+    """The record of an input file in the manifest."""
 
     file: AnyText
     bytes: Count
@@ -48,7 +48,7 @@ ModelRecord = TypedDict(
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What the manifest says of a shard that is written."""
+    """The record of a written shard in the manifest."""
 
     rows: Count  # in its table
     errors: Count

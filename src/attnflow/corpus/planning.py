@@ -141,7 +141,7 @@ def plan_manifest(
 
 
 def drop_damaged(folder: Path, manifest: Manifest, notify: TellUser) -> None:
-    """Take out of the manifest what is not as it was written, so that it is computed again."""
+    """Drop shards with damaged files from the manifest, so that they are computed again."""
     for library, used in list_run_versions().items():
         if manifest.versions.get(library) != used:
             notify(
@@ -162,7 +162,7 @@ def drop_damaged(folder: Path, manifest: Manifest, notify: TellUser) -> None:
 
 
 def refuse_changes(folder: Path, begun: Manifest, now: Manifest) -> None:
-    """Refuse to go on, in one line that names what is not as it was when the folder was begun."""
+    """Refuse to resume if something differs from the begun run, in one line that names it."""
     before = {**begun.options.record(), "shard_rows": begun.shard_rows}
     after = {**now.options.record(), "shard_rows": now.shard_rows}
     changed = [name for name in after if after[name] != before[name]]

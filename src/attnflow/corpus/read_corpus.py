@@ -101,7 +101,7 @@ def read_shards(
 
 
 def check_schema(path: Path, schema: "pyarrow.Schema", expected: "pyarrow.Schema") -> None:
-    """Refuse a shard that holds something else than the manifest says."""
+    """Refuse a shard whose columns differ from those of the manifest."""
     if not schema.equals(expected):
         raise FileError(
             f"{path.name} has other columns than the manifest says: {', '.join(schema.names)}"

@@ -14,7 +14,7 @@ from attnflow.errors import FileError, MissingExtraError, OptionError
 
 @dataclass(frozen=True)
 class CorpusRow:
-    """One text of the input, or what stands in its place."""
+    """One text of the input, or the problem with it."""
 
     number: int  # over all files, from 0
     id: str
@@ -69,7 +69,7 @@ class InputFiles:
         return tuple(FileStamp.read(path) for path in self.paths)
 
     def rows(self, notify: TellUser = ignore) -> Iterator[CorpusRow]:
-        """All rows of all files, in their order; notify: told what is odd about the files."""
+        """All rows of all files, in order. notify: called with notes on unusual files."""
         cells = (
             (f"{name}:{place}", cell)
             for name, path in zip(self.names, self.paths, strict=True)

@@ -236,7 +236,7 @@ def measure_sentiment_accuracy(model: Model, sentences: Sequence[EncodedSentence
 
 
 def load_base(base: str | os.PathLike[str], seed: int) -> Model:
-    """An encoder with a new classifier of two labels, whose random start follows from the seed."""
+    """An encoder with a new classifier of two labels, initialised from the seed."""
     import transformers
 
     names = {

@@ -191,7 +191,7 @@ def run_training(
 
 
 class Run(Generic[AnyBatch]):
-    """Where a training stands: weights, their moving average, the optimiser, the best so far.
+    """The state of a training: weights, their moving average, the optimiser, the best so far.
 
     A checkpoint holds all of it.
     """

@@ -218,7 +218,7 @@ def read_way(report: "Report", replacement: str | None) -> str | None:
 
 
 class AgreementRow(NamedTuple):
-    """How alike two replacements judge by one metric."""
+    """The agreement of two replacements by one metric."""
 
     metric: str
     replacement: str
@@ -230,7 +230,7 @@ class AgreementRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Agreement(Table):
-    """How alike two replacements judge: by metric and pair of replacements.
+    """The agreement of replacements, by metric and pair of replacements.
 
     `methods` is Kendall's tau-b between the means of all rows (methods and layers) under one and
     the other: 1 if they rank the methods alike. `examples` is the mean over these rows of

@@ -316,7 +316,7 @@ class Report(Table):
         return compare_methods(self, against, layer, methods, replacement, seed)
 
     def agreement(self) -> Agreement:
-        """How alike the replacements judge; `evaluate` must have been given several."""
+        """The agreement of the replacements; `evaluate` must have been given several."""
         return compare_replacements(self)
 
     def _panels(self) -> Iterator[Panel]:

@@ -84,7 +84,7 @@ def read_asset(name: str) -> str:
 
 
 def join_modules(names: Sequence[str]) -> str:
-    """The scripts of a page as one, whose names nothing outside can see."""
+    """The scripts of a page as one script, with names private to it."""
     modules = "\n".join(read_asset(f"{name}.js") for name in names)
     return f'(async () => {{\n"use strict";\n{modules}\n}})();'
 
