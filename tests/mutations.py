@@ -72,6 +72,7 @@ TESTS = {
         "tests/analysis/test_summary.py",
         "tests/analysis/test_side_by_side.py",
     ],
+    "analysis/explain/fold.py": ["tests/rows/test_long.py", "-k fold"],
     "analysis/faithfulness": [
         "tests/analysis/test_faithfulness.py",
         "tests/analysis/test_yardsticks.py",

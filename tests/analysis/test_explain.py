@@ -111,6 +111,16 @@ def test_another_position_target_and_residual() -> None:
     assert {each.target for each in found.importance.values()} == {"plural"}
 
 
+def test_weights_are_explained_at_their_first_position_or_at_the_last_if_causal() -> None:
+    weights = np.random.default_rng(0).dirichlet(np.ones(4), (2, 4))  # [layer, query, key]
+    causal = np.tril(weights) / np.tril(weights).sum(axis=-1, keepdims=True)
+    options: dict[str, Any] = {"methods": ["rollout"]}
+    assert af.explain(af.Attention(weights), **options).position == 0
+    assert af.explain(af.Attention(weights), without=[0], **options).position == 1
+    assert af.explain(af.Attention(causal), **options).position == 3
+    assert af.explain(af.Attention(causal), without=[3], **options).position == 2
+
+
 def test_an_explanation_and_a_generation_show_themselves_in_a_notebook() -> None:
     story = af.generate(build("gpt2"), [5, 6, 7], max_new_tokens=2, eos_token_id=None)
     for shown in (af.explain(TEXT)._repr_html_(), story._repr_html_()):
