@@ -203,6 +203,9 @@ def test_a_generations_page_holds_m_and_where_its_flow_is_saturated() -> None:
     assert whole.saturated is not None
     saturated = method_of(data, "flow")["saturated"]
     assert saturated == (whole.saturated[..., :5].mean(axis=-1) > 0.95).astype(int).tolist()
+    # flow to a word is not the sum of the flows to its tokens
+    units = {name: list(method_of(data, name)["others"]["without"]) for name in ("rollout", "flow")}
+    assert units == {"rollout": ["token", "word", "sentence"], "flow": ["token"]}
 
 
 def test_a_generations_page_marks_the_rows_that_are_saturated_and_only_those() -> None:
@@ -420,6 +423,11 @@ def test_pages_have_the_types_that_are_declared() -> None:
     for made in (*pages, describe_pair(af.compare(found, methods=("rollout", "flow")))):
         check_type(made, type(made), type(made).__name__)
     assert pages[0].methods[0].grouped is not None
+    titles = [("Blank-out", "How much the probability falls when the token is blanked out.")]
+    titles += [
+        ("Input gradient", "How steeply the probability changes with the token's embedding.")
+    ]
+    assert [(each.title, each.meaning) for each in pages[0].importance] == titles
     assert pages[1].methods[0].tiles is not None
 
 
