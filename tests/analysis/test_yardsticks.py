@@ -13,7 +13,7 @@ from scipy.stats import kendalltau, pearsonr, rankdata
 
 import attnflow as af
 from attnflow.analysis.faithfulness.metrics import PerturbationCurve
-from attnflow.analysis.statistics import dense, kendall
+from attnflow.analysis.statistics import STATISTICS, dense, kendall
 from tests.console import inside
 from tests.families import build, word_tokenizer
 
@@ -332,3 +332,12 @@ def test_the_command_measures_texts(
     assert "by Holm over 9 comparisons" in shown
     assert inside(monkeypatch, *command, *options[:2], "--target-of", "odds") == 2
     assert "unknown --target-of odds" in capsys.readouterr().err
+
+
+def test_scores_that_agree_to_nine_digits_of_the_largest_are_equal() -> None:
+    importance = np.arange(3.0)
+    for size in (1.0, 1e-6, 1e6):
+        equal, near, apart = size * np.array([[5e-1, 5e-1 + gap, 1] for gap in (0, 3e-10, 3e-9)])
+        for statistic in STATISTICS.values():
+            found = statistic(np.stack([equal, near, apart]), importance)
+            assert found[0] == found[1] < found[2]
