@@ -215,7 +215,7 @@ def test_saturation_is_marked_and_warned_of_once() -> None:
 def test_a_row_that_hardly_tells_keys_apart_is_warned_of_if_it_was_asked_for() -> None:
     """From MiniLM's CLS at layer 6 nearly all flows are alike, and few sit at a bound."""
     graph = af.AttentionGraph(dict(real_attention())["minilm"][:6])
-    message = r"attention flow from layer 6 is even: the spread of a row is 0\.0085 .*rollout"
+    message = r"attention flow from layer 6 is even: the spread of a row is 0\.0024 .*rollout"
     with pytest.warns(af.SaturationWarning, match=message) as caught:
         shown = af.flow(graph, layers=[2, 6], positions=[0])
     assert len(caught) == 1
@@ -227,13 +227,17 @@ def test_a_row_that_hardly_tells_keys_apart_is_warned_of_if_it_was_asked_for() -
 
 
 def test_short_sentences_of_the_bundled_model_are_not_called_even() -> None:
+    """They are even in the upper layers, but have fewer than 8 tokens."""
     model = af.load("verb-number")
-    texts = ["the key to the cabinets", "a popular author that describes this teacher"]
-    texts += ["the keys to the cabinet near the door", "today every station for that player"]
+    texts = ["the key to the cabinets", "the lost key is here", "today every station for that"]
     with collect_notices() as notices:
         for attention in af.capture(model, texts):
             af.flow(attention, layers=range(1, 7))
     assert not [text for text in notices if "is even" in text]
+    longer = af.capture(model, "a popular author that describes this teacher")
+    with pytest.warns(af.SaturationWarning, match="from layer 6 is even"):
+        shown = af.flow(longer, layers=[6], positions=[0]).at(0)[1:]
+    assert shown.max() < 1.1 * shown.mean()  # what is read most is 8 % above an even share
 
 
 def test_rows_that_see_few_keys_are_not_called_even() -> None:

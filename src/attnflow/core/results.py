@@ -122,24 +122,29 @@ class TokenAttention(RowTable):
         if self._sees_all:
             return measure_spread(self.values, np.ones(self.values.shape[-1], bool))
         places = range(len(self.layers))
-        return np.stack([measure_spread(self.values[at], self._visible(at)) for at in places])
+        return np.stack([measure_spread(self.values[at], self.mask_visible(at)) for at in places])
 
     @property
     def visible_keys(self) -> npt.NDArray[np.int64]:
         """[layer, query]: the number of keys (or groups) that a row may see."""
         if self._sees_all:
             return np.full(self.values.shape[:2], self.values.shape[-1])
-        return np.stack([self._visible(place).sum(axis=1) for place in range(len(self.layers))])
+        return np.stack([self.mask_visible(place).sum(axis=1) for place in range(len(self.layers))])
 
     @property
     def _sees_all(self) -> bool:
         """Whether every row may see every key."""
         return not (self.causal or self.removed or any(self.window or ()))
 
-    def _visible(self, place: int) -> npt.NDArray[np.bool_]:
-        """[query, key] of the layer at this place: the keys that the queries may see.
+    def mask_visible(self, place: int) -> npt.NDArray[np.bool_]:
+        """[query, key]: whether the queries of a layer may see the keys.
 
         A group is seen if one of its positions is.
+
+        Parameters
+        ----------
+        place
+            The place of the layer among `layers`.
         """
         return self._count_visible(place) > 0
 
