@@ -9,6 +9,7 @@ user-defined functions run the model on top of that.
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -50,11 +51,17 @@ from attnflow.capturing.backward_rule import LINEARISED, BackwardRule
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.choices import Method, MethodOptions, accepts, call_own, run_method
-from attnflow.core.evenness import warn_if_even
+from attnflow.core.evenness import (
+    WORTH_A_WARNING,
+    find_even_spread,
+    phrase_even,
+    warn_if_even,
+)
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group, refuse_removed, word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
+from attnflow.core.sinks import sinks
 from attnflow.edges.graphs import run_edges, watch_edges
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.encoded import Encoded, OneInput, batches
@@ -400,6 +407,11 @@ class Reading:
             raise OptionError("importance requires a model that predicts")
         return self.prediction.target
 
+    @cached_property
+    def asides(self) -> tuple[int, ...]:
+        """The positions that are left out of comparisons."""
+        return find_row_asides(self.attention, self.encoded.special, self.position)
+
     @property
     def watched(self) -> WatchedClass:
         """What importance watches: the target, against its foil if it has one."""
@@ -505,7 +517,9 @@ def run_methods(reading: Reading, job: Job, plan: Plan) -> Iterator[Event]:
             yield StageStarted(number, choice.name)
             start = time.perf_counter()
             done = run_choice(choice, graph, reading.position, job)
-            notes = describe_top_row(done.result, reading.position) if job.everywhere else ()
+            notes: tuple[str, ...] = ()
+            if job.everywhere:
+                notes = describe_top_row(done, reading.position, reading.asides)
             yield ResultReady(number, done, notes, time.perf_counter() - start)
 
 
@@ -537,16 +551,35 @@ def reduce_positions(values: Floats, position: Position) -> Floats:
     return reduced
 
 
-def describe_top_row(result: TokenAttention, position: int) -> tuple[str, ...]:
+def describe_top_row(run: MethodRun, position: int, asides: Sequence[int]) -> tuple[str, ...]:
     """Notes on the row of a position in the top layer."""
-    return describe_row(result.select(position, max(result.layers)))
+    row = run.result.select(position, max(run.result.layers))
+    return describe_row(row, run.name, asides)
 
 
-def describe_row(row: TokenAttention) -> tuple[str, ...]:
-    """Notes on a row that is shown."""
+def describe_row(row: TokenAttention, name: str, asides: Sequence[int]) -> tuple[str, ...]:
+    """Notes on a row that is shown, of the result with this name.
+
+    asides: positions that are not compared: sinks, special tokens and the explained one.
+    """
     with collect_notices() as notices:
         warn_if_even(row)
-    return tuple(notices)
+    (layer,) = row.layers
+    if notices or layer - (row.bottom or 0) < WORTH_A_WARNING[0]:
+        return tuple(notices)
+    spread = find_even_spread(row.compared_with("even", exclude=asides))
+    if spread is None:
+        return ()
+    other = "at rollout" if row.saturated is not None else "by another method"
+    return (f"{phrase_even(name, str(layer), spread)}; look at a lower layer or {other}",)
+
+
+def find_row_asides(
+    weights: Attention | AttentionGraph, special: Sequence[bool], position: int
+) -> tuple[int, ...]:
+    """The positions that are left out of comparisons: sinks, special tokens, the explained one."""
+    marked = {place for place, is_special in enumerate(special) if is_special}
+    return tuple(sorted(marked | {sink.position for sink in sinks(weights)} | {position}))
 
 
 def describe_graphs(graphs: Mapping[str, AttentionGraph]) -> Source:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from attnflow.analysis.explain.explain import explain
 from attnflow.analysis.explain.explanation import Explanation
+from attnflow.analysis.explain.summary import find_asides
 from attnflow.analysis.run import describe_row, describe_top_row
 from attnflow.capturing.capture import capture
 from attnflow.cli.options import (
@@ -64,14 +65,16 @@ class ExplanationView(ViewFlags):
 
 def list_terminal_notes(explanation: Explanation, view: ExplanationView) -> list[str]:
     """The notes on what the terminal shows: those on rows are of the layer that is shown."""
+    asides = find_asides(explanation)
     of_top = {
         note
         for done in explanation.runs.values()
-        for note in describe_top_row(done.result, explanation.position)
+        for note in describe_top_row(done, explanation.position, asides)
     }
     notes = [note for note in explanation.notes if note not in of_top]
     for name in explanation.results if view.layer != 1 else ():
-        notes += describe_row(explanation.row(name, view.layer, by_word=view.words))
+        row = explanation.row(name, view.layer, by_word=view.words)
+        notes += describe_row(row, name, asides)
     return notes
 
 

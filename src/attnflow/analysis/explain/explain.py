@@ -17,6 +17,7 @@ from attnflow.analysis.run import (
     Predicted,
     ResultReady,
     describe_top_row,
+    find_row_asides,
     run,
     run_choice,
 )
@@ -305,6 +306,7 @@ def explain_weights(value: Attention | AttentionGraph, job: Job) -> Explanation:
     plan = Plan.make(job.named_methods, ATTENTION)
     runs = {choice.name: run_choice(choice, graph, position, job) for choice in plan.choices}
     tokens = name_positions(graph)
+    asides = find_row_asides(value, (), position)
     return Explanation(
         text=None,
         model=graph.source.model or "",
@@ -317,7 +319,7 @@ def explain_weights(value: Attention | AttentionGraph, job: Job) -> Explanation:
         runs=runs,
         importance={},
         notes=tuple(
-            note for each in runs.values() for note in describe_top_row(each.result, position)
+            note for each in runs.values() for note in describe_top_row(each, position, asides)
         ),
         source=graph.source,
     )

@@ -176,10 +176,12 @@ class Explanation(ArrayTable):
 
     @cached_property
     def even(self) -> dict[str, float]:
-        """By result, the spread of its row where that is below 0.02, so that it says nothing.
+        """By result, the spread of its row where that is even, so that it says nothing.
 
         The row of the explained position in the top layer, without sinks, special tokens and the
-        position itself. Rows of fewer than 8 tokens are not judged.
+        position itself, is even if its spread is below 0.08 and no token has 1.25 times the even
+        share. Rows of fewer than 8 tokens are not judged. What `summary` would name is judged in
+        words too.
         """
         return find_even(self)
 

@@ -5,7 +5,7 @@ same share in every text.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,9 +13,14 @@ import numpy as np
 from attnflow.analysis.importance.importance import Importance
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
-from attnflow.core.evenness import EVEN, WORTH_A_WARNING, find_even_spread
+from attnflow.core.evenness import (
+    WORTH_A_WARNING,
+    are_even,
+    find_even_spread,
+    say_nothing,
+)
 from attnflow.core.groups import Group
-from attnflow.core.results import TokenAttention, measure_spread
+from attnflow.core.results import TokenAttention
 from attnflow.core.sinks import BoolArray, Sink
 from attnflow.core.text import PATCH_NAME, number_marked, show_token, show_watched
 
@@ -62,15 +67,56 @@ def measure_agreement(explanation: "Explanation") -> dict[str, float]:
 
 
 def find_even(explanation: "Explanation") -> dict[str, float]:
-    """By result, the spread of its row where that is even over the tokens that are compared."""
+    """By result, the spread of its row where that is even over the tokens that are compared.
+
+    What would be told is judged in words too, in which it is told.
+    """
     asides = find_asides(explanation)
     even = {}
-    for name, result in explanation.results.items():
-        row = result.select(explanation.position)
-        spread = find_even_spread(row.compared_with("even", exclude=asides))
+    for name in explanation.results:
+        spread = find_row_spread(explanation, name, exclude=asides)
         if spread is not None:
             even[name] = spread
-    return even
+    while told := choose_told(explanation, even):
+        by_word = has_words(explanation, told)
+        spread = find_row_spread(explanation, told, by_word=by_word, exclude=asides)
+        if spread is None:
+            break
+        even[told] = spread
+    return {name: even[name] for name in explanation.results if name in even}
+
+
+def find_row_spread(
+    explanation: "Explanation",
+    name: str,
+    layer: int | None = None,
+    *,
+    by_word: bool = False,
+    exclude: Sequence[int],
+) -> float | None:
+    """The spread of a row that says nothing, in tokens or in the words that are shown; else None.
+
+    Words of many tokens have more of a row that is even over tokens, so both are judged.
+    """
+    for grouped in (False, True) if by_word else (False,):
+        row = explanation.row(name, layer, by_word=grouped)
+        spread = find_even_spread(row.compared_with("even", exclude=exclude))
+        if spread is not None:
+            return spread
+    return None
+
+
+def choose_told(explanation: "Explanation", even: Collection[str]) -> str:
+    """The result that is told: the first, or else the next that is not even; empty if all are."""
+    if explanation.first and explanation.first not in even:
+        return explanation.first
+    return next((name for name in explanation.results if name not in even), "")
+
+
+def has_words(explanation: "Explanation", name: str) -> bool:
+    """Whether the words of a result are known."""
+    words = explanation.results[name].words
+    return words is not None and any(word is not None for word in words)
 
 
 # ---- an explanation -----------------------------------------------------------------------------
@@ -85,8 +131,7 @@ def summarise_explanation(explanation: "Explanation") -> str:
 def phrase_explanation(explanation: "Explanation") -> tuple[list[str], list[str]]:
     """Sentences on the prediction and what was read; and sentences on what to distrust."""
     even = explanation.even
-    informative = [name for name in explanation.results if name not in even]
-    first = explanation.first if explanation.first in informative else next(iter(informative), "")
+    first = choose_told(explanation, even)
     answer: list[str] = []
     doubts: list[str] = []
     if explanation.prediction is not None:
@@ -107,10 +152,9 @@ def phrase_explanation(explanation: "Explanation") -> tuple[list[str], list[str]
 
 def phrase_reading(explanation: "Explanation", name: str) -> Iterator[str]:
     """What the explained position read by one result, and what blanking that out costs."""
-    words = explanation.results[name].words
-    by_word = words is not None and any(word is not None for word in words)
-    row = explanation.row(name, by_word=by_word)
-    compared = row.compared_with("even", exclude=find_asides(explanation))
+    asides = find_asides(explanation)
+    row = explanation.row(name, by_word=has_words(explanation, name))
+    compared = row.compared_with("even", exclude=asides)
     shares = compared.shares[0, 0]
     if not shares.any():
         return
@@ -118,10 +162,15 @@ def phrase_reading(explanation: "Explanation", name: str) -> Iterator[str]:
     named = choose_named(shares)
     strongest = [phrase_share(names, shares, key, row) for key in named]
     unit = name_unit(explanation, row)
-    read = phrase_read(names, shares, compared.expected[0, 0] > 0, strongest, unit)
+    seen = compared.expected[0, 0] > 0
+    alike = phrase_alike(shares, seen, unit)
+    if row.groups is not None and not alike:  # longer words have more of even tokens
+        by_token = explanation.row(name).compared_with("even", exclude=asides)
+        alike = phrase_alike(by_token.shares[0, 0], by_token.expected[0, 0] > 0, "tokens")
+    read = alike or phrase_read(names, shares, seen, strongest)
     by = "" if name == explanation.first else f"by {name} "
     who = "it" if explanation.prediction is not None else f"position {explanation.position}"
-    cost = phrase_cost(explanation, row, names, named[0])
+    cost = phrase_cost(explanation, row, names, None if alike else named[0])
     aside = phrase_asides(explanation.special, explanation.sinks, explanation.position)
     yield f"{begin(f'{by}{who}')} {read}{aside}{cost}."
     at_sinks = row.compared_with("even", exclude=[sink.position for sink in explanation.sinks])
@@ -131,9 +180,12 @@ def phrase_reading(explanation: "Explanation", name: str) -> Iterator[str]:
 
 
 def phrase_cost(
-    explanation: "Explanation", row: TokenAttention, names: Sequence[str], top: int
+    explanation: "Explanation", row: TokenAttention, names: Sequence[str], top: int | None
 ) -> str:
-    """What blanking out a key costs, and which key costs most; empty if unknown."""
+    """What blanking out a key costs, and which key costs most; empty if unknown.
+
+    top: the key that was read most; None if all were read alike.
+    """
     importance = explanation.importance if row.groups is None else explanation.word_importance
     scored = importance.get("blank_out")
     if scored is None:
@@ -141,7 +193,11 @@ def phrase_cost(
     blanked = dict(zip(list_key_positions(scored), scored.values.tolist(), strict=True))
     holding = list_key_positions(row)
     costs = {key: blanked[held] for key, held in enumerate(holding) if held in blanked}
-    if top not in costs:
+    unnamed = find_unnamed(explanation)
+    others = [key for key in costs if not unnamed.intersection(holding[key])]
+    if top is None and others:
+        top = max(others, key=lambda key: costs[key])
+    if top is None or top not in costs:
         return ""
     target = ""
     if explanation.prediction is not None and scored.target != explanation.prediction[0]:
@@ -149,8 +205,6 @@ def phrase_cost(
     cost = costs[top]
     verb = f"costs {target}{cost:.2f}" if cost > 0 else f"adds {target}{-cost:.2f}"
     verb = verb if abs(cost) >= NOTHING else "costs nothing"
-    unnamed = find_unnamed(explanation)
-    others = [key for key in costs if not unnamed.intersection(holding[key])]
     most = max(others, key=lambda key: costs[key], default=top)
     also = ""
     if most != top and costs[most] >= max(NOTHING, cost):
@@ -209,24 +263,31 @@ def summarise_generation(generation: "Generation") -> str:
     if not words:
         return sentences[0]
     compared = result.compared_with("others" if several else "even", exclude=asides)
+    seen = ~np.isin(np.arange(len(result.prompt)), asides)
     by_word = compared.grouped(words)
     shares = by_word.shares[-1].mean(axis=0)  # [word]
     if not shares.any():
         return sentences[0]
     names = [name_word(word.name) for word in words]
     strongest = [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
-    read = phrase_read(names, shares, np.ones(len(words), bool), strongest, "words")
+    alike = phrase_alike(shares, np.ones(len(words), bool), "words")
+    if not alike and result.saturated is None:  # longer words have more of even tokens
+        alike = phrase_alike(compared.shares[-1].mean(axis=0), seen, "tokens")
+    read = alike or phrase_read(names, shares, np.ones(len(words), bool), strongest)
     special = [token in generation.special for token in result.prompt]
     aside = phrase_asides(special, generation.sinks)
     who = "They" if several else "It"
     sentences.append(f"{who} {read} of the prompt{aside}.")
     if several:
-        above = by_word.difference[-1]  # [generated, word]
+        # a token that read all alike does not stand out, whatever the others read
+        even = say_nothing(compared.shares[-1], np.broadcast_to(seen, compared.shares[-1].shape))
+        above = np.where(even[:, None], -np.inf, by_word.difference[-1])  # [generated, word]
         token, word = np.unravel_index(int(above.argmax()), above.shape)
         standing = quote_text(show_token(generation.tokens[token]))
         here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
         both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
-        sentences.append(f"{standing} stands out: {names[word]} has {both}.")
+        if not even.all():
+            sentences.append(f"{standing} stands out: {names[word]} has {both}.")
     left = 1 - float(compared.excluded_share[-1].mean())
     if left < LITTLE_SHARE:
         sentences.append(
@@ -256,17 +317,22 @@ def choose_named(shares: Floats) -> list[int]:
 
 
 def phrase_read(
-    names: Sequence[str], shares: Floats, counts: BoolArray, strongest: Sequence[str], unit: str
+    names: Sequence[str], shares: Floats, counts: BoolArray, strongest: Sequence[str]
 ) -> str:
-    """What was read, by the shares of the keys that count: "mostly" only if it was not even.
+    """What was read, by the shares of the keys that count, which are not alike.
 
     strongest: the keys to name, with their shares.
     """
     if counts.sum() == 1:
         return f"read only {names[int(counts.argmax())]}"
-    if float(measure_spread(shares, counts)) < EVEN:
-        return f"read all {counts.sum()} {unit} alike"
     return f"read mostly {join_names(strongest)}"
+
+
+def phrase_alike(shares: Floats, counts: BoolArray, unit: str) -> str:
+    """That all keys that count were read alike; empty if they were not, or if it is one key."""
+    if counts.sum() < 2 or not are_even(shares, counts):
+        return ""
+    return f"read all {counts.sum()} {unit} alike"
 
 
 def phrase_asides(
