@@ -26,6 +26,7 @@ from attnflow.analysis.page.page import describe_explanation, describe_generatio
 from attnflow.analysis.page.schema import to_json
 from attnflow.analysis.page.strips import describe_pair
 from attnflow.analysis.page.types import declare_types
+from attnflow.core.evenness import find_even_spread
 from attnflow.core.text import show_token
 from attnflow.models.predict import Prediction, Target
 from attnflow.show.page import page
@@ -239,7 +240,10 @@ def test_an_explanations_page_marks_the_rows_that_are_saturated_and_how_even_the
     assert marked[-1].all()
     flow = method_of(data, "flow")
     assert flow["saturated"] == marked.astype(int).tolist()
-    assert np.abs(np.array(flow["spread"]) - found.flow.spread).max() < 1e-4
+    rows = [found.flow.select(found.position, layer) for layer in found.flow.layers]
+    compared = [row.compared_with("even", exclude=data["asides"]) for row in rows]
+    even = [[int(find_even_spread(each) is not None)] for each in compared]
+    assert flow["even"]["token"] == even
 
 
 def test_a_long_generation_has_no_flow_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,13 @@ the only rule: sentences, notes, tables, figures and pages ask it of the row tha
 every method and kind of edges.
 
 The limits lie in a gap between rows of real models: of 15 methods and edges each on 31 sentences of
-SST-2 (MiniLM), 30 of the grammar (verb-number) and 12 prompts (SmolLM2). In rows of flow that are at
-the bound of their source, the first of many equal keys has 1.00 to 1.24 times the even share, and
-the spread is up to 0.08: what is named first is then an accident. The flattest rows that point at
-something begin beyond: rollout of MiniLM has a spread of 0.09 and more with a peak of 1.4, relevance
-flow a peak of 1.3 at a spread of 0.07. No row of raw attention or rollout with 4 keys and more is
-even. One limit would not do: a long row in which one word has ten times the even share has a small
-spread, and a row that leaves a few of many keys out has a low peak.
+SST-2 (MiniLM), 30 of the grammar (verb-number) and 12 prompts (SmolLM2). In rows of flow that are
+at the bound of their source, the first of many equal keys has 1.00 to 1.24 times the even share,
+and the spread is up to 0.08: what is named first is then an accident. The flattest rows that point
+at something begin beyond: rollout of MiniLM has a spread of 0.09 and more with a peak of 1.4,
+relevance flow a peak of 1.3 at a spread of 0.07. No row of raw attention or rollout with 4 keys and
+more is even. One limit would not do: a long row in which one word has ten times the even share has
+a small spread, and a row that leaves a few of many keys out has a low peak.
 """
 
 import numpy as np
@@ -25,7 +25,9 @@ from attnflow.errors import SaturationWarning
 from attnflow.notices import give_notice
 
 MOSTLY = 0.95  # a row is saturated if more than this share of it is at a bound
-EVEN = 0.08  # a row is even below this spread: keys differ from an even share by 16 % on average ...
+EVEN = (
+    0.08  # a row is even below this spread: keys differ from an even share by 16 % on average ...
+)
 EVEN_PEAK = 1.25  # ... if its largest share is also below this many times the even one
 WORTH_A_WARNING = (2, 8)  # layers and keys; shorter rows are not warned of
 

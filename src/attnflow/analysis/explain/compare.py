@@ -9,7 +9,11 @@ from typing import IO, ClassVar, NamedTuple
 import numpy as np
 
 from attnflow.analysis.explain.explanation import Explanation
-from attnflow.analysis.explain.summary import find_asides, list_key_positions
+from attnflow.analysis.explain.summary import (
+    find_asides,
+    find_row_spread,
+    list_key_positions,
+)
 from attnflow.core.arrays import Floats
 from attnflow.core.io.files import Writer
 from attnflow.core.io.formatting import Panel
@@ -59,6 +63,9 @@ class Side:
         where left out: special tokens, sinks and the explained position.
     left_out
         The share that was taken out.
+    even
+        The spread of the row if it hardly differs between tokens (words), so that it says nothing;
+        None of others.
     """
 
     explanation: Explanation
@@ -68,6 +75,7 @@ class Side:
     tokens: tuple[str, ...]
     shares: Floats  # [token or word]; NaN where left out
     left_out: float
+    even: float | None = None
 
     def find(self, key: int | None) -> tuple[str | None, float | None]:
         """The name and share of a token (word); None for what this side lacks or leaves out."""
@@ -142,7 +150,30 @@ class SideBySide(Table):
             for how, names in (("more", more), ("less", less))
             if names
         ]
-        return predicted + (f"Right reads {', '.join(read)}." if read else "Both read the same.")
+        even = self.phrase_even()
+        if self.left.even is not None and self.right.even is not None:
+            return predicted + even
+        told = f"Right reads {', '.join(read)}." if read else "Both read the same."
+        return predicted + told + (f" {even}" if even else "")
+
+    def phrase_even(self) -> str:
+        """Which sides say nothing, as they read all tokens (words) alike; empty if none does.
+
+        >>> import attnflow as af
+        >>> left, right = map(af.explain, ("the keys to the old red house here", "the keys here"))
+        >>> af.compare(left, right, methods="flow").phrase_even()
+        'Left says nothing: its flow reads all tokens alike.'
+        """
+        sides = {"left": self.left, "right": self.right}
+        even = [name for name, side in sides.items() if side.even is not None]
+        if len(even) == 2:
+            return f"Both say nothing: they read all {self.unit}s alike."
+        phrases = [
+            f"{name.capitalize()} says nothing: its {sides[name].method} reads all"
+            f" {self.unit}s alike."
+            for name in even
+        ]
+        return "".join(phrases)
 
     def rows(self) -> Iterator[PairRow]:
         """One (key, token, value, other_key, other_token, other_value, difference) per pair."""
@@ -171,6 +202,7 @@ class SideBySide(Table):
         notes = [
             f"{side.name}: {side.method}, layer {side.layer}"
             + (f", {side.left_out:.0%} on tokens left out" if side.left_out >= 0.005 else "")
+            + ("" if side.even is None else f", even (spread {side.even:.1g}): says nothing")
             for side in (self.left, self.right)
         ]
         if str(self.other_source) != str(self.source):
@@ -301,7 +333,10 @@ def take_side(
     kept, whole = float(values[~out].sum()), float(values.sum())
     shares = np.where(out, np.nan, values / kept if kept > 0 else 0.0)
     left_out = 1 - kept / whole if whole > 0 else 0.0
-    return Side(explanation, name, method, row.layers[0], row.tokens, shares, left_out)
+    even = find_row_spread(
+        explanation, method, layer, by_word=unit == "word", exclude=sorted(asides)
+    )
+    return Side(explanation, name, method, row.layers[0], row.tokens, shares, left_out, even)
 
 
 def align_sides(left: Side, right: Side) -> tuple[Places, ...]:

@@ -15,7 +15,6 @@ from attnflow.analysis.page.pack import (
     pack_flow,
     pack_rows,
     pool_tiles,
-    round_rows,
 )
 from attnflow.analysis.page.schema import (
     MOST_FLOWS,
@@ -26,16 +25,16 @@ from attnflow.analysis.page.schema import (
     Packed,
     PageMethod,
     Positions,
-    Rows,
+    Switches,
     Tokens,
 )
 from attnflow.analysis.page.tokens import group_units
 from attnflow.analysis.run import MethodRun
-from attnflow.core.arrays import Array, Floats
+from attnflow.core.arrays import Floats
 from attnflow.core.choices import Method as Function
 from attnflow.core.choices import accepts, run_method
 from attnflow.core.comparison import compare_rows
-from attnflow.core.evenness import are_even
+from attnflow.core.evenness import find_even_spread, say_nothing
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group, sum_groups
 from attnflow.core.methods import flow, max_flow, raw, rollout
@@ -121,7 +120,7 @@ def describe_run(
         tiles=pool_tiles(result.values, result.positions) if everywhere else None,
     )
     if by_itself:
-        return method
+        return replace(method, even=flag_even(result, position, tokens, {}))
     alone = 2 * result.values.size > ROW_BYTES or (computed is not None and not whole)
     return add_rows(method, run, position, tokens, alone=alone)
 
@@ -135,28 +134,59 @@ def add_rows(
     shown = slice(place, place + 1) if alone else slice(None)
     method = replace(method, rows=pack_rows(result.values[:, shown], result.positions[shown]))
     if result.saturated is not None:
-        spread, keys = result.spread[:, shown], result.visible_keys[:, shown]
-        method = mark_saturated(method, result.saturated[:, shown], spread, keys)
+        method = replace(method, saturated=flag_saturated(result.saturated[:, shown]))
+    grouped: dict[str, TokenAttention] = {}
+    if graph is not None and not adds_up(result) and accepts(run.method, "groups"):
+        grouped = group_rows(run, graph, position, tokens)
+        packed = {unit: pack_rows(found.values, [position]) for unit, found in grouped.items()}
+        method = replace(method, grouped=Grouped(**packed))
+    method = replace(method, even=flag_even(result, position, tokens, grouped))
     if graph is None:
         return method
-    if not adds_up(result) and accepts(run.method, "groups"):
-        method = replace(method, grouped=group_rows(run, graph, position, tokens))
     if run.method is flow and graph.depth * graph.size**2 <= FLOWS:
         flows = find_read_flows(graph, result.at(position), position, tokens)
         method = replace(method, flows=flows)
     return method
 
 
-def mark_saturated(
-    method: PageMethod, saturated: Array, spread: Floats, keys: Array | int
-) -> PageMethod:
-    """Add which rows are saturated, by their arrays [layer, query, key] and [layer, query]."""
-    return replace(
-        method,
-        saturated=flag_saturated(saturated),
-        spread=round_rows(spread),
-        even=pack_flags(are_even(spread, keys)),
-    )
+def flag_even(
+    result: TokenAttention,
+    position: int,
+    tokens: Tokens,
+    grouped: Mapping[str, TokenAttention],
+) -> dict[str, tuple[Switches, ...]]:
+    """By unit, which rows of a position say nothing, in its layers: in this unit, or in tokens.
+
+    grouped: the rows to words and to sentences, if they are not sums.
+    """
+    flags: dict[str, list[bool]] = {"token": [], "word": [], "sentence": []}
+    for layer in result.layers:
+        by_token = result.select(position, layer).compared_with("even", exclude=tokens.asides)
+        is_even = find_even_spread(by_token) is not None
+        flags["token"].append(is_even)
+        for unit, groups in group_units(tokens.units).items():
+            found = by_token.grouped(groups) if adds_up(result) else None
+            if unit in grouped:
+                row = grouped[unit].select(position, layer)
+                found = row.compared_with("even", exclude=tokens.asides)
+            flags[unit].append(
+                is_even or (found is not None and find_even_spread(found) is not None)
+            )
+    return {unit: pack_flags(np.array(each)[:, None]) for unit, each in flags.items()}
+
+
+def flag_generated(result: PromptAttention, tokens: Tokens) -> dict[str, tuple[Switches, ...]]:
+    """The same for all tokens of a generation."""
+    size = len(result.prompt)
+    compared = result.compared_with("even", exclude=[at for at in tokens.asides if at < size])
+    even = say_nothing(compared.shares, compared.expected > 0)  # [layer, generated]
+    flags = {"token": pack_flags(even)}
+    for unit, groups in group_units(tokens.units).items():
+        found = compared.grouped([group for group in groups if group.positions[0] < size])
+        sums = result.saturated is None
+        also = say_nothing(found.shares, found.expected > 0) if sums else np.zeros_like(even)
+        flags[unit] = pack_flags(even | also)
+    return flags
 
 
 def adds_up(result: TokenAttention) -> bool:
@@ -164,14 +194,16 @@ def adds_up(result: TokenAttention) -> bool:
     return result.saturated is None and result.normalize != "receptive_field"
 
 
-def group_rows(run: MethodRun, graph: AttentionGraph, position: int, tokens: Tokens) -> Grouped:
+def group_rows(
+    run: MethodRun, graph: AttentionGraph, position: int, tokens: Tokens
+) -> dict[str, TokenAttention]:
     """The rows [layer, 1, group] of a position to words and to sentences."""
-    grouped: dict[str, Rows] = {}
+    grouped: dict[str, TokenAttention] = {}
     for unit, groups in group_units(tokens.units).items():
         if any(set(group.positions) & set(graph.removed) for group in groups):
             continue
         with ignore_notices():
-            found = run_method(
+            grouped[unit] = run_method(
                 run.name,
                 run.method,
                 graph,
@@ -180,8 +212,7 @@ def group_rows(run: MethodRun, graph: AttentionGraph, position: int, tokens: Tok
                 normalize=run.result.normalize,
                 groups=groups,
             )
-        grouped[unit] = pack_rows(found.values, [position])
-    return Grouped(**grouped)
+    return grouped
 
 
 def find_read_flows(
@@ -228,12 +259,12 @@ def describe_generated(
         computed=computed if by_itself else None,
         rows=pack_rows(rows, positions),
         others=describe_other_tokens(result, tokens) if len(result.generated) > 1 else None,
+        even=flag_generated(result, tokens),
         sums_to_one=computed is not None and (not graphs or sums_to_one(graphs[number])),
     )
     if result.saturated is None:
         return method
-    saturated = result.saturated.transpose(2, 0, 1)
-    return mark_saturated(method, saturated, result.spread.T, len(result.prompt))
+    return replace(method, saturated=flag_saturated(result.saturated.transpose(2, 0, 1)))
 
 
 # ---- averages to compare with -------------------------------------------------------------------

@@ -61,11 +61,6 @@ def round_numbers(values: Iterable[float]) -> NumberTuple:
     return tuple(float(f"{value:.4e}") for value in values)
 
 
-def round_rows(values: Array) -> tuple[NumberTuple, ...]:
-    """[layer, query] rounded to 5 digits."""
-    return tuple(map(round_numbers, values.tolist()))
-
-
 def pack_flags(values: Array) -> tuple[Switches, ...]:
     """[layer, query] as 0 and 1."""
     return tuple(tuple(int(flag) for flag in row) for row in values)

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnflow.analysis.exclude import ASIDES, find_excluded
 from attnflow.analysis.explain.explanation import Explanation
-from attnflow.analysis.explain.summary import phrase_explanation
+from attnflow.analysis.explain.summary import choose_told, phrase_explanation
 from attnflow.analysis.generate.generation import Generation
 from attnflow.analysis.job import MethodChoice
 from attnflow.analysis.page.methods import (
@@ -74,7 +74,7 @@ def describe_explanation(explanation: Explanation) -> Page:
             describe_run(run, explanation.position, tokens, packed, numbers.get(id(run.graph)))
             for run in runs
         ),
-        first=explanation.first,
+        first=choose_told(explanation, explanation.even) or explanation.first,
         sinks=describe_sinks(explanation),
         agreement=describe_agreement(explanation, asides),
         importance=describe_importances(explanation, tokens),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attnflow.analysis.explain.summary import DOUBTFUL
 from attnflow.core.comparison import DOUBLINGS
-from attnflow.core.evenness import EVEN, WORTH_A_WARNING
+from attnflow.core.evenness import EVEN, EVEN_PEAK, WORTH_A_WARNING
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -128,10 +128,9 @@ class PageMethod:
         The rows of the explained position, if a word is not the sum of its tokens.
     saturated
         [layer, query]: 1 where most of a row is at its bound.
-    spread
-        [layer, query]
     even
-        [layer, query]: 1 where the spread is so small that a row says nothing.
+        By unit, [layer, query]: 1 where a row says nothing, without the positions that are left
+        out. The queries are the explained position, or all generated tokens.
     flows
         The maximum flows to what the explained position reads most.
     sums_to_one
@@ -150,8 +149,7 @@ class PageMethod:
     tiles: Tiles | None = None
     grouped: Grouped | None = None
     saturated: tuple[Switches, ...] | None = None
-    spread: tuple[NumberTuple, ...] | None = None
-    even: tuple[Switches, ...] | None = None
+    even: Mapping[str, tuple[Switches, ...]] | None = None
     flows: tuple[Flow, ...] | None = None
     sums_to_one: bool | None = None
 
@@ -311,9 +309,11 @@ class Limits:
     Parameters
     ----------
     even
-        The spread below which a row says nothing.
+        The spread below which a row says nothing, ...
+    peak
+        ... if its largest share is also below this many times the even share.
     few
-        The number of tokens below which a row is not judged by its spread.
+        The number of tokens below which a row is not judged.
     doublings
         The number of doublings of the expectation at the end of the scale.
     doubtful
@@ -339,6 +339,7 @@ class Limits:
     """
 
     even: float = EVEN
+    peak: float = EVEN_PEAK
     few: int = WORTH_A_WARNING[1]
     doublings: int = DOUBLINGS
     doubtful: float = DOUBTFUL

@@ -23,6 +23,11 @@ def describe_pair(pair: SideBySide) -> schema.Strips:
         for side, name in ((pair.left, "the upper row"), (pair.right, "the lower row"))
         if side.left_out >= 0.005
     ]
+    even = [
+        f"{name} hardly differs between {pair.unit}s (spread {side.even:.1g}): it says nothing."
+        for side, name in ((pair.left, "The upper row"), (pair.right, "The lower row"))
+        if side.even is not None
+    ]
     caption = (
         f"Above: {name_side(pair.left)}. Below: {name_side(pair.right)}. Blue: its share, one scale"
         " for both. Bars: the lower row minus the upper one, blue for more, orange for less."
@@ -31,7 +36,7 @@ def describe_pair(pair: SideBySide) -> schema.Strips:
         kind="pair",
         title=pair.summary(),
         kicker=printable(f"{pair.left.name} | {pair.right.name}"),
-        caption=" ".join([caption, *left_out]),
+        caption=" ".join([caption, *left_out, *even]),
         notes=tuple(dict.fromkeys(map(str, (pair.source, pair.other_source)))),
         unit=pair.unit,
         sides=sides,

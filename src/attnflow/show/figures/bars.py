@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BAR_COLOURS_FOR, COUNTER = RAMP[5], AGAINST[5]  # the colours of positive and of negative bars
+BAR_GREY = "0.75"  # the colour of a row that says nothing
 NUMBERED = 60  # words up to which every bar has its number
 NARROWEST_PANEL = 1.4  # inches of a panel
 NUMBER_WIDTH = 0.45  # inches of the number beside a bar
@@ -122,6 +123,8 @@ def draw_bars(ax: "Axes", row: ScoreRow, kept: Sequence[int]) -> Any:
     """Horizontal bars of some places of a row, with their numbers; returns the bars."""
     values = row.values[list(kept)]
     colours = [COUNTER if value < 0 else BAR_COLOURS_FOR for value in values]
+    if row.is_even:
+        colours = [BAR_GREY] * len(values)
     drawn = ax.barh(range(len(kept)), values, color=colours, height=0.72)
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     sides = (low < 0) + (high > 0 or low == 0)

@@ -11,8 +11,10 @@ from attnflow.analysis.generate.generation import Generation
 from attnflow.analysis.generate.prompt_attention import PromptAttention
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers
+from attnflow.core.evenness import say_nothing
 from attnflow.core.groups import list_numbers
 from attnflow.core.results import TokenAttention
+from attnflow.core.sinks import BoolArray
 from attnflow.errors import OptionError
 from attnflow.show.figures.drawing import Drawing, check_shape, use_style
 from attnflow.show.figures.layout import (
@@ -146,7 +148,8 @@ def compare_generations(
             comparison.scaled[result.layers.index(layer)]
             for comparison, result in zip(comparisons, results, strict=True)
         ]
-    maps, limit = shading.scale_maps([mask_columns(values, excluded) for values in compared])
+    even = [flag_even_rows(result, layer, excluded) for result in results]
+    maps, limit = shading.scale_maps([mask_columns(values, excluded) for values in compared], even)
     panels = open_panels(axes, len(results), 1, *measure_generations(results, bool(excluded)))
     images = []
     for place, (ax, result, values) in enumerate(zip(panels.axes, results, maps, strict=True)):
@@ -168,7 +171,8 @@ def compare_generations(
         else:
             ax.set_xticks([])  # the prompt stands once, below the last map
         notes = note_excluded(result.prompt, average_rows(rows[place]), excluded)
-        set_title(ax, f"{title_method(result.method)}, layer {layer}", notes, most=1)
+        title = f"{title_method(result.method)}, layer {layer}{note_even_rows(even[place])}"
+        set_title(ax, title, notes, most=1)
     bar = add_colour_bar(images, panels.axes, label=shading.label)
     return panels.finish({"maps": images, "bar": bar}, results)
 
@@ -217,6 +221,20 @@ def select_layer(result: PromptAttention, layer: int) -> Floats:
     """[generated, prompt] of one layer."""
     values: Floats = result.values[:, :, result.layers.index(layer)]
     return values
+
+
+def flag_even_rows(result: PromptAttention, layer: int, excluded: Sequence[int]) -> BoolArray:
+    """[generated]: which rows of a layer hardly differ between the prompt tokens that are left."""
+    compared = result.compared_with("even", exclude=excluded)
+    place = result.layers.index(layer)
+    return say_nothing(compared.shares[place], compared.expected[place] > 0)
+
+
+def note_even_rows(even: BoolArray) -> str:
+    """The part of the title that counts even rows; empty if there are none."""
+    if even.all():
+        return ", even"
+    return f", {even.sum()} of {len(even)} rows even" if even.any() else ""
 
 
 def average_rows(values: Floats) -> Floats:

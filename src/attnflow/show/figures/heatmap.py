@@ -11,7 +11,9 @@ from attnflow.analysis.exclude import Exclusion, find_excluded
 from attnflow.analysis.explain.explanation import Explanation
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_integers
+from attnflow.core.groups import list_numbers
 from attnflow.core.results import TokenAttention
+from attnflow.core.sinks import BoolArray
 from attnflow.errors import OptionError
 from attnflow.show.figures.drawing import (
     Drawing,
@@ -95,13 +97,13 @@ def heatmap(
     position = result.positions[-1 if result.causal else 0] if position is None else position
     excluded = find_excluded(exclude, result.size or len(result.tokens))
     row = MapRow.read(result, position, excluded, compared_with)
-    (values,), limit = shading.scale_maps([row.values])
+    (values,), limit = shading.scale_maps([row.values], [row.even_layers])
     height = measure_map(len(row.layers), result.tokens, len(row.notes))
     panels = open_panels(ax, 1, 1, choose_width(len(result.tokens)), height)
     (ax,) = panels.axes
     query = label_tokens([result.queries[result.positions.index(position)]])[0]
     image = draw_row(ax, row, values, limit, signed=shading.is_signed)
-    set_title(ax, f"{title_method(result.method)} of {query}{row.even}", row.notes, most=1)
+    set_title(ax, f"{title_method(result.method)} of {query}{row.note_even()}", row.notes, most=1)
     ax.set_ylabel("layer")
     bar = add_colour_bar([image], panels.axes, label=shading.label)
     return panels.finish({"map": image, "bar": bar}, [result])
@@ -150,7 +152,9 @@ def compare_heatmaps(
     shading = Shading(scale, compared_with)
     names, positions = list(several[0].results), list_row_positions(position, several)
     rows = list_map_rows(several, positions, exclude, compared_with)
-    maps, limit = shading.scale_maps([row.values for row in rows])
+    maps, limit = shading.scale_maps(
+        [row.values for row in rows], [row.even_layers for row in rows]
+    )
     longest = max(len(explanation.tokens) for explanation in several)
     fitting = int((PAGE - MARGINS) / max(PANEL, longest * LABEL_SPACE))
     columns = choose_columns(len(names), fitting)
@@ -162,8 +166,8 @@ def compare_heatmaps(
         artists[names[place]].append(draw_row(ax, row, values, limit, signed=shading.is_signed))
         # one title is enough where the maps of a method are in one column
         is_repeated = panels.is_new and columns == len(names) and number >= columns
-        if not is_repeated or row.notes or row.even:
-            set_title(ax, title_method(names[place]) + row.even, row.notes, most=1)
+        if not is_repeated or row.notes or row.note_even():
+            set_title(ax, title_method(names[place]) + row.note_even(), row.notes, most=1)
         if panels.starts_row(place):
             ax.set_ylabel("layer")
         else:
@@ -185,7 +189,7 @@ class MapRow:
     values: Floats  # [layer, token], masked where excluded
     excluded: tuple[int, ...]  # columns
     notes: tuple[str, ...]
-    even: str  # part of the title of a row that hardly differs between tokens; empty for others
+    spreads: list[float | None]  # by layer; None where the row says something
 
     @classmethod
     def read(
@@ -199,9 +203,20 @@ class MapRow:
         layers, values = stack_rows(result, position, excluded, compared_with)
         columns = find_columns(result.groups, excluded)
         notes = note_excluded(result.tokens, result.at(position), columns)
-        spread = find_spread(result.select(position), excluded)
-        even = "" if spread is None else f", even (spread {spread:.1g})"
-        return cls(result, position, layers, values, columns, notes, even)
+        spreads = [find_spread(result.select(position, layer), excluded) for layer in layers]
+        return cls(result, position, layers, values, columns, notes, spreads)
+
+    @property
+    def even_layers(self) -> BoolArray:
+        """[layer]: whether the row of a layer hardly differs between tokens."""
+        return np.array([spread is not None for spread in self.spreads])
+
+    def note_even(self) -> str:
+        """The part of the title that names even layers; empty if there are none."""
+        if self.spreads[-1] is not None:
+            return f", even (spread {self.spreads[-1]:.1g})"
+        layers = [layer for layer, even in zip(self.layers, self.even_layers, strict=True) if even]
+        return f", even in layers {list_numbers(layers)}" if layers else ""
 
 
 def list_map_rows(

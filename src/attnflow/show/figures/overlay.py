@@ -30,7 +30,7 @@ from attnflow.show.figures.layout import (
     title_method,
 )
 from attnflow.show.figures.panels import choose_columns, open_panels
-from attnflow.show.figures.shading import Scale, Shading
+from attnflow.show.figures.shading import Scale, Shading, find_spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,8 @@ def overlay(
     ax.set_xlabel(list_other_values(result.tokens, row, places), parse_math=False)
     query = label_tokens([result.queries[result.positions.index(position)]])[0]
     shown = max(result.layers) if layer is None else layer
-    set_title(ax, f"{title_method(result.method)} of {query}, layer {shown}")
+    even = note_even_patches(result.select(position, shown), places)
+    set_title(ax, f"{title_method(result.method)} of {query}, layer {shown}{even}")
     artists = {"image": picture, "map": patches, "bar": add_colour_bar([patches], [ax])}
     return panels.finish(artists, [result])
 
@@ -177,7 +178,8 @@ def compare_overlays(
         _, artists[name] = draw_patches(ax, pixels, patches, limit, opacity)
         ax.set_xlabel(list_other_values(explanation.tokens, rows[name], places), parse_math=False)
         top = max(explanation.results[name].layers) if layer is None else layer
-        set_title(ax, f"{title_method(name)}, layer {top}")
+        even = note_even_patches(explanation.results[name].select(position, top), places)
+        set_title(ax, f"{title_method(name)}, layer {top}{even}")
     share = ", by the largest of its picture" if scale == "row" else ""
     bar = add_colour_bar(list(artists.values()), panels.axes, label=f"token attention{share}")
     artists.setdefault("bar", bar)
@@ -187,6 +189,13 @@ def compare_overlays(
 def measure_picture(height: int, width: int, inches: float) -> float:
     """The height in inches of a picture of a width in inches, with title and notes."""
     return float(np.clip(inches * height / width, 1.2, 8.0)) + 0.65
+
+
+def note_even_patches(row: TokenAttention, places: Array) -> str:
+    """The part of the title of a row that hardly differs between patches; empty for others."""
+    others = sorted(set(range(len(row.tokens))) - set(places.ravel().tolist()))
+    spread = find_spread(row, others)
+    return "" if spread is None else f", even (spread {spread:.1g})"
 
 
 def check_opacity(opacity: float) -> None:

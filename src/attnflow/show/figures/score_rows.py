@@ -7,12 +7,13 @@ import numpy as np
 
 from attnflow.analysis.exclude import Exclusion, find_excluded
 from attnflow.analysis.explain.explanation import Explanation
+from attnflow.analysis.explain.summary import find_row_spread
 from attnflow.core.arrays import Floats
 from attnflow.core.groups import word_groups
 from attnflow.core.text import show_watched
 from attnflow.errors import OptionError
 from attnflow.show.figures.layout import NAME_LENGTH, label_tokens, title_method
-from attnflow.show.figures.shading import check_comparison, find_columns, find_spread, note_excluded
+from attnflow.show.figures.shading import check_comparison, find_columns, note_excluded
 
 # the meaning of values, by the reference that they are compared with
 DIFFERENCES: dict[str | None, str] = {
@@ -130,9 +131,10 @@ def explained_rows(
         even: tuple[str, ...] = ()
         if name in explanation.results:
             shown = explanation.row(name, layer, by_word=by_word)
-            spread = find_spread(shown, positions)
+            spread = find_row_spread(explanation, name, layer, by_word=by_word, exclude=positions)
             if spread is not None:
-                even = (f"hardly differs between tokens (spread {spread:.1g}): says nothing",)
+                unit = "words" if by_word else "tokens"
+                even = (f"hardly differs between {unit} (spread {spread:.1g}): says nothing",)
             tokens, values = shown.tokens, shown.at(explanation.position)
             groups, meaning = shown.groups, DIFFERENCES[compared_with]
         else:

@@ -10,6 +10,7 @@ from attnflow.core.arrays import Floats
 from attnflow.core.evenness import find_even_spread
 from attnflow.core.groups import Group
 from attnflow.core.results import TokenAttention
+from attnflow.core.sinks import BoolArray
 from attnflow.errors import OptionError
 from attnflow.show.figures.drawing import check_scale, find_largest
 from attnflow.show.figures.layout import label_tokens
@@ -46,12 +47,18 @@ class Shading:
         label = COMPARISONS[self.compared_with]
         return f"{label},\nby the largest of its row" if self.scale == "row" else label
 
-    def scale_maps(self, maps: Sequence[Floats]) -> tuple[list[Floats], float]:
-        """Maps [row, column] as they are coloured, and the value of their darkest colour."""
+    def scale_maps(
+        self, maps: Sequence[Floats], even: Sequence[BoolArray] | None = None
+    ) -> tuple[list[Floats], float]:
+        """Maps [row, column] as they are coloured, and the value of their darkest colour.
+
+        even: for each map, which rows say nothing.
+        """
         if self.is_signed:
             return list(maps), 1.0
         if self.scale == "row":
-            return [divide_rows(values) for values in maps], 1.0
+            flags = [None] * len(maps) if even is None else even
+            return list(map(divide_rows, maps, flags)), 1.0
         if self.scale == "common":
             return list(maps), find_largest(maps)
         if isinstance(self.scale, str):
@@ -109,10 +116,16 @@ def mask_columns(values: Floats, excluded: Sequence[int]) -> Floats:
     return masked
 
 
-def divide_rows(values: Floats) -> Floats:
-    """Each row of [row, column] as shares of its largest value."""
+def divide_rows(values: Floats, even: BoolArray | None = None) -> Floats:
+    """Each row of [row, column] as shares of its largest value.
+
+    even: rows that say nothing, which would be dark all over; they are masked.
+    """
     largest = np.abs(values).max(axis=1, keepdims=True)
     shares: Floats = values / np.where(largest > 0, largest, 1.0)
+    if even is not None and even.any():
+        shares = np.ma.masked_array(shares)
+        shares[even] = np.ma.masked
     return shares
 
 
@@ -148,6 +161,4 @@ def keep_together(text: str) -> str:
 
 def find_spread(row: TokenAttention, excluded: Sequence[int]) -> float | None:
     """The spread of a row if it hardly differs between the keys that are left; None of others."""
-    if max(row.layers) < 2:
-        return None
     return find_even_spread(row.compared_with("even", exclude=excluded))

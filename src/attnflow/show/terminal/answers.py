@@ -8,11 +8,16 @@ from rich.text import Text
 
 from attnflow.analysis.exclude import ASIDES, Exclusion, find_excluded
 from attnflow.analysis.explain.explanation import Explanation
-from attnflow.analysis.explain.summary import format_percent, list_marked_words, name_word
+from attnflow.analysis.explain.summary import (
+    find_row_spread,
+    format_percent,
+    list_marked_words,
+    name_word,
+)
 from attnflow.analysis.generate.generation import Generation
 from attnflow.analysis.generate.prompt_attention import PromptAttention
 from attnflow.core.comparison import Comparison
-from attnflow.core.evenness import find_even_spread
+from attnflow.core.evenness import say_nothing
 from attnflow.core.results import TokenAttention
 from attnflow.core.sinks import Sink
 from attnflow.core.text import is_common, show_token, show_watched
@@ -68,7 +73,8 @@ def print_explanation(
     indent = 2 + min(WIDEST_LABEL, max(map(len, names), default=0))
     for name, result in explanation.results.items():
         row = explanation.row(name, shown, by_word=by_word)
-        compared = compare_row(row, result, asides, reference)
+        spread = find_row_spread(explanation, name, shown, by_word=by_word, exclude=asides)
+        compared = compare_row(row, result, asides, reference, spread)
         if isinstance(compared, str):
             words = [Text(word, style="dim") for word in compared.split()]
         else:
@@ -86,15 +92,22 @@ def print_explanation(
 
 
 def compare_row(
-    row: TokenAttention, result: TokenAttention, asides: Sequence[int], reference: str | None
+    row: TokenAttention,
+    result: TokenAttention,
+    asides: Sequence[int],
+    reference: str | None,
+    spread: float | None,
 ) -> Comparison | str:
-    """The comparison that shades the row of a result; or why the row says nothing."""
+    """The comparison that shades the row of a result; or why the row says nothing.
+
+    spread: that of a row that says nothing.
+    """
     compared = row.compared_with("even", exclude=asides)
     if reference is not None and (compared.expected > 0).sum() < 2:
         return "fewer than two tokens count here; --exclude none counts all"
-    spread = find_even_spread(compared)
     if spread is not None:
-        return f"hardly differs between tokens here (spread {spread:.2g}): it says nothing"
+        unit = "tokens" if row.groups is None else "words"
+        return f"hardly differs between {unit} here (spread {spread:.2g}): it says nothing"
     if reference != "others":
         return compared
     if len(result.positions) < 2:
@@ -200,6 +213,9 @@ def print_story(
     where = f"layer {layer} of {len(result.layers)}"
     print_wrapped(console, f"{result.method}, {where}, {against[reference]}:", "dim")
     width = min(WIDEST_LABEL, max(len(show_token(token)) for token in result.generated))
+    even = result.compared_with("even", exclude=asides)
+    place = result.layers.index(layer)
+    silent = say_nothing(even.shares[place], even.expected[place] > 0).tolist()
     if reference is None:
         rows = shade_prompt(console, result, layer, asides, keep_common)
         legend = describe_shares(console)
@@ -207,7 +223,10 @@ def print_story(
         compared = result.compared_with(reference, exclude=asides)
         rows = name_standing(console, compared, layer, keep_common)
         legend = Text("share of the row, and how many times the expected share", style="dim")
-    for token, probability, words in zip(result.generated, story.probabilities, rows, strict=True):
+    told = zip(result.generated, story.probabilities, rows, silent, strict=True)
+    for token, probability, words, is_silent in told:
+        if is_silent:
+            words = [Text("read all tokens alike", style="dim")]
         label = Text(f"{show_token(token)[:width]:>{width}} ")
         label.append(f"{probability:.2f}", style="dim")
         print_strip(console, label, words, width + 7)

@@ -169,6 +169,24 @@ function spreadOf(row, counts) {
   return distance / 2 / (1 - 1 / count);
 }
 
+/** The largest of the numbers that count, in even shares. */
+function peakOf(row, counts) {
+  let sum = 0, count = 0, most = 0;
+  for (let at = 0; at < row.length; at++) if (counts[at]) { sum += row[at]; count++; most = Math.max(most, row[at]); }
+  return sum > 0 ? (most * count) / sum : 0;
+}
+
+/** Whether a row hardly tells apart what counts, by the rule of core/evenness.py, whose limits come with the data. */
+const saysNothing = (row, counts) => counts.filter(Boolean).length >= limits.few && spreadOf(row, counts) < limits.even && peakOf(row, counts) < limits.peak;
+
+/** What Python judged of a row, as the page opens; undefined of other positions, of several, and with what is left out. */
+function judgedEven(method, layer, from, until, unit, withSinks) {
+  const place = isGeneration ? from - keys + 1 : from === data.position ? 0 : -1;
+  if (from !== until || (withSinks && asides.size) || place < 0) return undefined;
+  const flag = infos.get(method)?.even?.[unit]?.[layer - 1]?.[place];
+  return flag === undefined ? undefined : Boolean(flag);
+}
+
 /** The places of the k largest numbers, largest first, whatever their sign; of those that pass. */
 function largest(values, k, passes = (_) => true) {
   const best = [];

@@ -52,8 +52,7 @@ interface PageMethod {
   tiles?: Tiles;
   grouped?: Grouped;  // The rows of the explained position, if a word is not the sum of its tokens.
   saturated?: number[][];  // [layer, query]: 1 where most of a row is at its bound.
-  spread?: number[][];  // [layer, query]
-  even?: number[][];  // [layer, query]: 1 where the spread is so small that a row says nothing.
+  even?: Record<string, number[][]>;  // By unit, [layer, query]: 1 where a row says nothing, without the positions that are left out. The queries are the explained position, or all generated tokens.
   flows?: Flow[];  // The maximum flows to what the explained position reads most.
   sumsToOne?: boolean;  // For a generation: whether the rest of a row lies outside of the prompt.
 }
@@ -130,8 +129,9 @@ interface PageLayers {
 
 /** The thresholds of what the page says and draws. */
 interface Limits {
-  even: number;  // The spread below which a row says nothing.
-  few: number;  // The number of tokens below which a row is not judged by its spread.
+  even: number;  // The spread below which a row says nothing, ...
+  peak: number;  // ... if its largest share is also below this many times the even share.
+  few: number;  // The number of tokens below which a row is not judged.
   doublings: number;  // The number of doublings of the expectation at the end of the scale.
   doubtful: number;  // The rank correlation with blank-out below which a method is doubted.
   resting: number;  // The number of tokens up to which the graph is drawn at rest.

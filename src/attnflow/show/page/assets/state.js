@@ -61,9 +61,10 @@ const lookAt = remembered(500, (method, layer, from, until, unit, against, withS
   const own = () => even.map((value, at) => (value > 0 ? rows.reduce((sum, each) => sum + each[at], 0) / value : 0));
   const expected = others ? expectedOfOthers(shares, even, own(), rows.length, others.mean, others.rows) : even;
   const byToken = unit === "token" ? row : meanRow(method, layer, positions, "token"), tokenCounts = unit === "token" ? counts : counted(method, layer, positions, "token", withSinks);
-  const spread = byToken ? spreadOf(byToken, tokenCounts) : 1, isEven = spread < limits.even && tokenCounts.filter(Boolean).length >= limits.few && layer > 1;
+  // words of many tokens have more of a row that is even over tokens, so both are judged
+  const isEven = judgedEven(method, layer, from, until, unit, withSinks) ?? (saysNothing(row, counts) || Boolean(byToken && saysNothing(byToken, tokenCounts)));
   const isFull = !isGeneration && positions.length === 1 && Boolean(infos.get(method)?.saturated?.[layer - 1]?.[infos.get(method).rows.places.get(from)]);
-  return { row, counts, spread, isEven, isFull, most, ...compared(shares, expected, counts) };
+  return { row, counts, spread: spreadOf(row, counts), isEven, isFull, most, ...compared(shares, expected, counts) };
 });
 const look = (method = state.method, { layer = state.layer, unit = state.unit, from = state.position, until = state.until } = {}) =>
   lookAt(method, layer, from, until, unit, againstShown(method, unit), state.sinks);
@@ -76,7 +77,7 @@ function mostTelling() {
   let best = state.position, most = 0;
   for (let choice = 0; choice < tokens.length - keys; choice++) {
     const position = keys - 1 + choice, seen = look(state.method, { from: position, until: position });
-    const away = seen ? seen.scaled.reduce((sum, tone) => sum + Math.max(0, tone), 0) : 0;
+    const away = seen && !seen.isEven ? seen.scaled.reduce((sum, tone) => sum + Math.max(0, tone), 0) : 0;
     if (away > most && !data.special[keys + choice] && /[\p{L}\p{N}]/u.test(names[keys + choice]) && !names[keys + choice].startsWith("\\")) [best, most] = [position, away];
   }
   return best;
@@ -92,7 +93,7 @@ function toneOf(seen, at, against, most = seen.most) {
 function reasonOf(method, seen) {
   if (!seen) return whyMissing(method);
   if (seen.isFull) return `${label(method)} is at the bound that is the same for every source here: it says nothing about this position`;
-  if (seen.isEven) return `${label(method)} hardly differs between ${state.unit}s here (spread ${number(seen.spread, seen.spread)}, limit ${limits.even}): it says nothing`;
+  if (seen.isEven) return `${label(method)} hardly differs between ${state.unit}s here (spread ${number(seen.spread, seen.spread)}, the largest share ${times(peakOf(seen.row, seen.counts))} the even one): it says nothing`;
   return "";
 }
 

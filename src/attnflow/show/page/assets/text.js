@@ -181,9 +181,10 @@ function paintTrust() {
 
 function paintCard() {
   const seen = look(), unit = state.unit, against = againstShown(), ranks = seen ? rankingOf(seen, against) : [];
-  const best = seen ? largest(ranks, 8, (at) => seen.counts[at]) : [], most = best.length ? Math.abs(ranks[best[0]]) : 0;
+  const isAlike = Boolean(seen?.isEven), count = seen ? seen.counts.filter(Boolean).length : 0;
+  const best = seen && !isAlike ? largest(ranks, 8, (at) => seen.counts[at]) : [], most = best.length ? Math.abs(ranks[best[0]]) : 0;
   const focus = state.hover ?? state.pin, marked = focus === null ? -1 : PLACES[unit][focus];
-  byId("card-title").textContent = isImportance() ? label(state.method) : against === "others" ? `Stands out against ${AGAINST.others}` : "Read most";
+  byId("card-title").textContent = isImportance() ? label(state.method) : isAlike ? `All ${count} ${unit}s alike` : against === "others" ? `Stands out against ${AGAINST.others}` : "Read most";
   byId("card-list").replaceChildren(...best.map((at) => {
     const item = element("li", seen.row[at] < 0 ? "against" : ""), name = element("span", "name", shortened(unitName(unit, at), 60));
     name.title = UNITS[unit][at].map((key) => tokens[key]).join("");
@@ -209,7 +210,8 @@ function tokenPhrase(key) {
   if (!seen.counts[at]) return `${name}, ${where}: ${number(seen.row[at], seen.row[at])}, ${isAside(key) ? (sinks.has(key) ? "a sink, left out of the shares" : "left out of the shares") : "out of sight"}.`;
   let rank = 1;
   for (let i = 0; i < seen.row.length; i++) if (seen.counts[i] && Math.abs(seen.row[i]) > Math.abs(seen.row[at])) rank++;
-  const parts = [`${name}, ${where}: ${number(seen.row[at], Math.abs(seen.row[at]))}, rank ${rank} of ${seen.counts.filter(Boolean).length}`];
+  const count = seen.counts.filter(Boolean).length, ranked = seen.isEven ? `one of ${count} alike` : `rank ${rank} of ${count}`;
+  const parts = [`${name}, ${where}: ${number(seen.row[at], Math.abs(seen.row[at]))}, ${ranked}`];
   if (againstShown() !== "nothing") parts.push(`${percent(seen.shares[at])} of what is counted, ${percent(seen.expected[at])} expected: ${times(seen.ratio[at])}`);
   for (const [method, each] of importance) if (method !== state.method) { const row = unitRow(method, 1, 0, unit); if (row) parts.push(`${each.title.toLowerCase()} ${number(row[at], Math.abs(row[at]))}`); }
   return `${parts.join("; ")}.`;
