@@ -35,8 +35,10 @@ test-hostile: .venv/installed-browser  ## attacks on every door, counted; all of
 test-wheel:  ## build the wheel, install it in a new environment, and explain a sentence there
 	bash tests/wheel.sh $(PYTHON)
 
-test-peers: .venv-peers/installed  ## faithfulness beside interpreto, captum and scikit-learn, in an environment of their own
+test-peers: .venv-peers/installed .venv-lxt/installed  ## faithfulness beside interpreto, captum and scikit-learn, relevance beside LXT, in environments of their own
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .venv-peers/bin/python -m tests.peers.faithfulness
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .venv-peers/bin/python -m tests.peers.relevance --save .venv-lxt/maps
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 .venv-lxt/bin/python -m tests.peers.relevance --check .venv-lxt/maps
 
 bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## attnflow against its peers, written to benchmarks/results
 	$(BIN)/python benchmarks/flow.py
@@ -56,7 +58,7 @@ docs-figures: .venv/installed-browser .venv/installed-real  ## draw anew what RE
 	OMP_NUM_THREADS=1 CHROMIUM=$(CHROMIUM) $(BIN)/python docs/make_figures.py
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv .venv-peers .venv-lxt .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -91,4 +93,11 @@ clean:  ## remove .venv and caches
 .venv-peers/installed: pyproject.toml
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet -e '.[models]' captum==0.9.0 interpreto==0.5.2 scikit-learn
+	@touch $@
+
+# LXT needs an older transformers than attnflow; without its other requirements, which are for vision models and plots
+.venv-lxt/installed: Makefile
+	$(PYTHON) -m venv .venv-lxt
+	.venv-lxt/bin/pip install --quiet torch==2.13.0 transformers==4.52.4 'numpy>=1.26' accelerate gguf safetensors
+	.venv-lxt/bin/pip install --quiet --no-deps lxt==2.1
 	@touch $@

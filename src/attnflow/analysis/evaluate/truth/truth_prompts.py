@@ -135,8 +135,11 @@ class TruthPrompts(Table, Sequence[TruthPrompt]):
             {
                 "family": prompt.family,
                 "text": prompt.text,
+                "ids": prompt.encoded.ids,
                 "answer": prompt.answer,
+                "target": prompt.target,
                 "foil": prompt.foil,
+                "foil_target": prompt.foil_target,
                 "value": prompt.value,
                 "keys": prompt.keys,
             }
