@@ -3,9 +3,10 @@
 import json
 import os
 import platform
+import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -145,3 +146,34 @@ def publish(
     (folder / f"{name}.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(page, encoding="utf-8")
     say(f"written to benchmarks/results/ after {environment['minutes']} minutes")
+
+
+def fill_page(page: Path, tables: Mapping[str, Any]) -> None:
+    """Put tables in the places of a page that name them: between <!-- NAME --> and <!-- end -->."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        head, tail = f"<!-- {name} -->\n", "\n<!-- end -->"
+        before, found, after = text.partition(head)
+        if found:
+            text = before + head + "\n" + tell_table(table) + tail + after.partition(tail)[2]
+    page.write_text(text, encoding="utf-8")
+
+
+def tell_table(table: Mapping[str, Any]) -> str:
+    """A table as Markdown, its title in italics above it."""
+    _, _, body = Sheet(**table).markdown().split("\n", 2)
+    return f"*{table['title']}*\n\n{body}"
+
+
+def copy_tables(page: Path) -> None:
+    """Copy tables of results/NAME.md into a page, between <!-- NAME: TITLE --> and <!-- end -->."""
+    text = page.read_text(encoding="utf-8")
+    for name, title in re.findall(r"<!-- (\w+): (.+?) -->\n", text):
+        results = (HERE / "results" / f"{name}.md").read_text(encoding="utf-8")
+        _, found, body = results.partition(f"### {title}\n\n")
+        assert found, f"results/{name}.md has no table {title!r}"
+        head, tail = f"<!-- {name}: {title} -->\n", "<!-- end -->"
+        before, _, after = text.partition(head)
+        table = body.partition("\n\n")[0].rstrip()
+        text = f"{before}{head}\n*{title}*\n\n{table}\n\n{tail}{after.partition(tail)[2]}"
+    page.write_text(text, encoding="utf-8")

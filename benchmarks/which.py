@@ -25,7 +25,7 @@ import attnflow as af
 from attnflow.analysis.job import FIRST
 from edge_scores import SEED
 from edges import KINDS, PLAIN, RESAMPLES, Interval, bootstrap
-from sheets import HERE, Sheet, environment_of, publish, say, show
+from sheets import HERE, Sheet, environment_of, fill_page, publish, say, show
 from which_figure import draw
 from which_scores import (
     LATER,
@@ -181,24 +181,6 @@ def list_points(model: str, yardstick: str, rows: Mapping[str, Interval]) -> dic
     }
 
 
-def fill_docs(tables: Mapping[str, Any]) -> None:
-    """Put the tables in the places of docs/which-method.md that name them."""
-    page = DOCS / "which-method.md"
-    text = page.read_text(encoding="utf-8")
-    for name, table in tables.items():
-        head, tail = f"<!-- {name} -->\n", "\n<!-- end -->"
-        before, found, after = text.partition(head)
-        if found:
-            text = before + head + "\n" + tell_table(table) + tail + after.partition(tail)[2]
-    page.write_text(text, encoding="utf-8")
-
-
-def tell_table(table: Mapping[str, Any]) -> str:
-    """A table as Markdown, its title in italics above it."""
-    _, _, body = Sheet(**table).markdown().split("\n", 2)
-    return f"*{table['title']}*\n\n{body}"
-
-
 def read_results() -> dict[str, Any]:
     """The earlier results."""
     found: dict[str, Any] = json.loads((HERE / "results" / "which.json").read_text("utf-8"))
@@ -260,7 +242,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.docs:
         listed = read_results()
-        fill_docs(listed["tables"])
+        fill_page(DOCS / "which-method.md", listed["tables"])
         draw(listed["panels"], DOCS / "pictures" / "which.svg")
         return
     warnings.simplefilter("ignore")
@@ -322,7 +304,7 @@ def main() -> None:
         environment_of(["attnflow", "numpy", "torch", "transformers"], began),
         **results,
     )
-    fill_docs(results["tables"])
+    fill_page(DOCS / "which-method.md", results["tables"])
     draw(results["panels"], DOCS / "pictures" / "which.svg")
 
 

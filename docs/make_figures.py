@@ -65,7 +65,7 @@ def draw_gallery() -> None:
     figures.layered_graph(explanation.rollout, position=0).save(FOLDER / "graph.svg")
     paths = af.max_flow(graph, source=(3, 0), target=(0, 2))
     figures.flow_paths(paths).save(FOLDER / "paths.svg")
-    names = ["gradient flow", "rollout", "blank_out"]
+    names = ["relevance flow", "rollout", "blank_out"]
     figures.bars(explanation, names=names, exclude="special").save(FOLDER / "bars.svg")
     figures.text(explanation, names=names, exclude="special").save(FOLDER / "text.svg")
     kinds = ("attention", "norm", "contribution", "gradient")

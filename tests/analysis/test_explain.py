@@ -46,7 +46,7 @@ def test_scores_are_rows_of_one_layer_by_token_or_by_word() -> None:
         "the lost key", model=af.Model(build("distilbert"), tokenizer), importance="blank_out"
     )
     scores = found.scores(layer=2)
-    assert list(scores) == ["gradient flow", "raw", "rollout", "flow", "blank_out"]
+    assert list(scores) == ["relevance flow", "raw", "rollout", "flow", "blank_out"]
     np.testing.assert_array_equal(scores["flow"][1], found.flow.at(0, 2))
     words = found.scores(layer=2, by_word=True)
     assert words["raw"][0] == words["flow"][0] == ("[CLS]", "the", "lost", "key", "[SEP]")
@@ -201,7 +201,7 @@ def test_an_input_is_tokenised_once_and_runs_once_beside_what_importance_needs(
     monkeypatch.setattr(type(model.model), "forward", count_passes)
     if way == "explain":
         names = list(af.explain(text, model=model).results)
-        assert names == ["gradient flow", "raw", "rollout", "flow"]
+        assert names == ["relevance flow", "raw", "rollout", "flow"]
     elif way == "evaluate":
         af.evaluate(model, [text])
     else:

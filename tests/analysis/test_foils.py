@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def spelled_model(paris: float = 0.0) -> Any:
     base = Tokenizer(models.BPE(vocab=vocabulary, merges=list(dict.fromkeys(merges))))
     base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     base.decoder = decoders.ByteLevel()
-    module = build("llama")
+    module = deepcopy(build("llama"))  # whose head is replaced
     head = torch.nn.Linear(module.config.hidden_size, module.config.vocab_size)
     torch.manual_seed(1)
     torch.nn.init.normal_(head.weight, std=0.01)

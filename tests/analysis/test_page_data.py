@@ -151,13 +151,13 @@ def test_json_holds_nothing_that_ends_a_script() -> None:
 def test_the_packed_graph_is_the_graph_to_16_bits() -> None:
     found = explained(heads=None)
     data = data_of(explanation_page(found))
-    assert [graph["edges"] for graph in graphs_of(data)] == ["gradient", "attention"]
-    for name, number in (("gradient flow", 0), ("rollout", 1)):
+    assert [graph["edges"] for graph in graphs_of(data)] == ["relevance", "attention"]
+    for name, number in (("relevance flow", 0), ("rollout", 1)):
         weights, packed = found.graphs[name].weights, graphs_of(data)[number]["weights"]
         weights = weights / weights.sum(axis=-1).max() if number == 0 else weights  # shares
         assert np.abs(unpacked(packed) - weights).max() < 3e-4
         assert method_of(data, name)["graph"] == number
-    assert data["first"] == "gradient flow"
+    assert data["first"] == "relevance flow"
     assert np.abs(unpacked(data["heads"]) - found.attention.weights).max() < 3e-4  # type: ignore[arg-type]
     flow = method_of(data, "flow")["rows"]
     assert np.abs(unpacked(flow["values"]) - found.flow.values).max() < 3e-4
@@ -241,7 +241,8 @@ def test_an_explanations_page_marks_the_rows_that_are_saturated_and_how_even_the
     flow = method_of(data, "flow")
     assert flow["saturated"] == marked.astype(int).tolist()
     rows = [found.flow.select(found.position, layer) for layer in found.flow.layers]
-    compared = [row.compared_with("even", exclude=data["asides"]) for row in rows]
+    asides: Any = data["asides"]
+    compared = [row.compared_with("even", exclude=asides) for row in rows]
     even = [[int(find_even_spread(each) is not None)] for each in compared]
     assert flow["even"]["token"] == even
 

@@ -26,7 +26,7 @@ def test_events_come_in_the_order_in_which_things_become_known() -> None:
     assert kinds == [
         "encoded",
         "predicted",
-        *["graph", "result"],  # gradient flow
+        *["graph", "result"],  # relevance flow
         *["graph", "result", "result", "result"],  # raw, rollout, flow
         *["importance", "importance"],
         "done",
@@ -36,7 +36,7 @@ def test_events_come_in_the_order_in_which_things_become_known() -> None:
     names = [event.name for event in events if event.kind == "started"]  # type: ignore[attr-defined]
     results = [event.run.name for event in events if event.kind == "result"]  # type: ignore[attr-defined]
     assert [name for name in names if name in results] == results
-    assert results == ["gradient flow", "raw", "rollout", "flow"]
+    assert results == ["relevance flow", "raw", "rollout", "flow"]
 
 
 def test_the_prediction_is_known_before_any_flow_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_the_same_options_are_refused_in_the_same_words_at_every_door(tmp_path: 
 def test_a_plan_has_every_method_on_all_edges_and_what_comes_first() -> None:
     model = af.load()
     assert [choice.name for choice in Job.read().plan(model).choices] == [
-        "gradient flow",
+        "relevance flow",
         "raw",
         "rollout",
         "flow",

@@ -138,7 +138,7 @@ def test_bad_input_is_one_line(keys: af.Explanation, options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        ([KEYS, KEY], ["| keys / key |", "gradient flow, layer 6"]),
+        ([KEYS, KEY], ["| keys / key |", "relevance flow, layer 6"]),
         (
             [KEYS, "--results", "rollout,contribution rollout"],
             ["| rollout | contribution rollout |"],

@@ -27,7 +27,7 @@ def test_every_number_of_a_summary_is_that_of_the_arrays(explained: af.Explanati
     label, probability = explained.prediction or ("", 0.0)
     assert told.startswith(f"{label} {probability:.2f}. It read mostly ")
     assert "special tokens aside" in told
-    row = explained.row("gradient flow", by_word=True)
+    row = explained.row("relevance flow", by_word=True)
     values = row.at(0)
     kept = [key for key, token in enumerate(row.tokens) if token != "[CLS]"]
     total = values[kept].sum()
@@ -41,16 +41,18 @@ def test_every_number_of_a_summary_is_that_of_the_arrays(explained: af.Explanati
     blank = explained.word_importance["blank_out"]
     assert top == named[0][0]
     assert float(cost) == pytest.approx(blank.values[list(blank.tokens).index(top)], abs=0.005)
-    (most, value) = re.findall(r", (\w+) costs most, (\d\.\d\d)", told)[0]
-    assert most == blank.tokens[int(blank.values.argmax())]
-    assert float(value) == pytest.approx(blank.values.max(), abs=0.005)
-    (agreement,) = re.findall(r"gradient flow ranks tokens like blank-out at (-?\d\.\d\d)", told)
-    assert float(agreement) == pytest.approx(explained.agreement["gradient flow"], abs=0.005)
+    most = blank.tokens[int(blank.values.argmax())]
+    costliest = re.findall(r", (\w+) costs most, (\d\.\d\d)", told)
+    assert [word for word, _ in costliest] == [most] * (most != top)
+    for _, value in costliest:
+        assert float(value) == pytest.approx(blank.values.max(), abs=0.005)
+    (agreement,) = re.findall(r"relevance flow ranks tokens like blank-out at (-?\d\.\d\d)", told)
+    assert float(agreement) == pytest.approx(explained.agreement["relevance flow"], abs=0.005)
 
 
 def test_agreement_is_spearmans_without_the_explained_position(explained: af.Explanation) -> None:
     blank = np.abs(explained.importance["blank_out"].values[1:])
-    assert set(explained.agreement) == {"gradient flow", "raw", "rollout", "flow"}
+    assert set(explained.agreement) == {"relevance flow", "raw", "rollout", "flow"}
     for name, value in explained.agreement.items():
         row = explained.results[name].at(0)[1:].round(12)
         assert value == pytest.approx(spearmanr(row, blank).statistic, abs=1e-6)
@@ -172,7 +174,7 @@ def test_a_generation_says_what_it_read_and_what_stands_out() -> None:
 
 
 def test_a_sentence_says_what_its_shares_leave_aside() -> None:
-    told = af.explain("the key to the cabinets").summary()
+    told = af.explain("the keys to the old house").summary()
     assert re.search(r"It read mostly .* \(\d+ %\), special tokens aside; blanking", told)
     told = af.explain(sink_attention(), methods=["rollout"], position=7).summary()
     assert re.search(r"read mostly key \(\d+ %\), sinks and itself aside\.", told)

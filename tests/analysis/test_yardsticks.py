@@ -329,7 +329,7 @@ def test_the_command_measures_texts(
     shown = capsys.readouterr().out
     assert "| method | layer | blank_out | comprehensiveness@20 | deletion | undefined |" in shown
     assert "| deletion | unknown | removal |" in shown
-    assert "by Holm over 9 comparisons" in shown
+    assert "by Holm over 18 comparisons" in shown
     assert inside(monkeypatch, *command, *options[:2], "--target-of", "odds") == 2
     assert "unknown --target-of odds" in capsys.readouterr().err
 

@@ -292,7 +292,7 @@ def test_only_text_has_source_for_latex(tmp_path: Path) -> None:
         (SCORES, {"layer": 1}, "layer requires an explanation, not scores alone"),
         (SCORES, {"compared_with": "even"}, "compared_with requires an explanation"),
         (SCORES, {"exclude": "sinks"}, "a result alone does not know which tokens are sinks"),
-        (FOUND, {"names": ["rolout"]}, "unknown score 'rolout'; choose from gradient flow, raw"),
+        (FOUND, {"names": ["rolout"]}, "unknown score 'rolout'; choose from relevance flow, raw"),
         (FOUND, {"names": []}, "names must be at least one; got none"),
         (FOUND, {"layer": 9}, "layer 9 was not computed"),
         (FOUND, {"compared_with": "odd"}, "unknown compared_with 'odd'"),

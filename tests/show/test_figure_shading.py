@@ -300,7 +300,7 @@ def test_results_drawn_together_are_of_one_generation() -> None:
 def test_a_saved_picture_lets_the_words_shine(tmp_path: Path) -> None:
     found = af.explain("the authors that the old man likes", importance=())
     said = " ".join(read_texts(found.save(tmp_path / "found.svg")).split())
-    share = found.results["gradient flow"].at(0)[0]
+    share = found.results["relevance flow"].at(0)[0]
     assert share > 0.5
     assert f"[CLS] {100 * share:.0f} % left out" in said.replace("\u00a0", " ")
 

@@ -87,8 +87,8 @@ def test_controls_change_the_numbers_to_those_of_the_arrays(
     for layer in (1, 3, small.depth):
         tab.locator("#layer").fill(str(layer))
         assert state(tab, "layer") == str(layer)
-        titles = ("Raw", "Rollout", "Flow", "Gradient flow")
-        for name, title in zip(("raw", "rollout", "flow", "gradient flow"), titles, strict=True):
+        titles = ("Raw", "Rollout", "Flow", "Relevance flow")
+        for name, title in zip(("raw", "rollout", "flow", "relevance flow"), titles, strict=True):
             check_column(tab, title, small.results[name].at(small.position, layer))
     tab.locator("#method").select_option("rollout")
     assert state(tab, "method") == "rollout"
@@ -195,7 +195,7 @@ def test_the_line_of_trust_gives_the_agreement_with_blank_out(
     visit: Open, small: af.Explanation
 ) -> None:
     tab = visit(explanation_page(small))
-    for name in ("gradient flow", "rollout"):
+    for name in ("relevance flow", "rollout"):
         go_to(tab, method=name)
         assert f"like blank-out at {small.agreement[name]:.2f}" in text_of(tab, "#trust")
 
@@ -316,7 +316,7 @@ def test_another_position_is_explained_by_a_named_control(
     tab.get_by_role("button", name="Explain this position instead").click()
     assert state(tab, "position") == "4"
     check_column(tab, "Rollout", small.rollout.at(4))
-    check_column(tab, "Gradient flow", small.results["gradient flow"].at(4))
+    check_column(tab, "Relevance flow", small.results["relevance flow"].at(4))
     assert "position 4" in text_of(tab, "#here")
     tab.get_by_role("button", name="Back to what was asked").click()
     assert state(tab, "position") == str(small.position)

@@ -168,7 +168,7 @@ def test_the_sentence_comes_first_and_all_fits_80_columns(explained: af.Explanat
     begins = lines.index("layer 6 of 6, position 0, [CLS], read:")
     assert "shaded: 25 %░ 50 %▒ 75 %█ of the largest; against it: -75 %█" in lines
     assert lines[-1].startswith("not shaded: [CLS]")
-    for name in ("gradient flow", "raw", "rollout", "flow", "blank out", "input gradient"):
+    for name in ("relevance flow", "raw", "rollout", "flow", "blank out", "input gradient"):
         start = next(
             at for at, line in enumerate(lines) if line.startswith(f"{name} ") and at > begins
         )

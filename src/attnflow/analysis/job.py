@@ -39,12 +39,12 @@ ATTENTION = {"attention": EDGES["attention"]}
 LayersChoice = tuple[int, ...] | Mapping[str, tuple[int, ...]]  # of all results, or by result
 
 # Computed first if neither methods nor edges are named, by kind of model. Chosen by measurement on
-# half of the texts of `benchmarks/edges.py` and reported on the other half (docs/edges.md);
-# faithfulness, in `benchmarks/which.py`, chooses the same (docs/which-method.md). A model that
+# half of the texts and reported on the other half: for decoders by the rank of the true token
+# (docs/truth.md), for classifiers by faithfulness and by the noun that decides. A model that
 # predicts nothing has no target for gradients, and was not measured.
 FIRST = {
-    "decoder": ("gradient", "rollout"),
-    "encoder": ("gradient", "flow"),
+    "decoder": ("relevance", "rollout"),
+    "encoder": ("relevance", "flow"),
     "no prediction": ("contribution", "rollout"),
 }
 # gradients would take a forward and a backward pass per generated token

@@ -37,7 +37,7 @@ from attnflow.models.load import BUNDLED, load
 from attnflow.show.terminal.answers import print_explanation
 from attnflow.show.terminal.tables import print_notes, say
 
-DEMO = ("the key to the cabinets", "the keys to the cabinets")
+DEMO = ("the keys to the cabinet", "the author of the books")
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,9 @@ def explain(
         The weight of an edge of the graph: one or several of "attention", "effective", "norm",
         "contribution", "gradient", "relevance" and what `edge_weight` makes. The names of results
         on edges other than attention begin with the edges: "contribution rollout". Attention if
-        None. If methods is None as well, the recommended method comes first: gradient rollout for
-        decoders, gradient flow for encoders, contribution rollout for models without prediction
-        (docs/edges.md).
+        None. If methods is None as well, the recommended method comes first: relevance rollout for
+        decoders, relevance flow for encoders, contribution rollout for models without prediction
+        (docs/truth.md).
     importance
         Names of importances ("blank_out", "input_gradient", "relevance"), or {name: function},
         called as f(model, inputs, target); () for none, the first two if None. Left out where it is

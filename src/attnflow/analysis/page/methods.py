@@ -77,6 +77,21 @@ VIEW_TITLES = {
         "The most that could travel over attention that speaks for the target: weights times their"
         " gradient, where positive, the residual with weight 1.",
     ),
+    "relevance rollout": (
+        "Relevance rollout",
+        "Rollout over attention that carried the target's logit here: weights times their gradient"
+        " in a linearised backward pass, where positive, the residual with weight 1.",
+    ),
+    "relevance flow": (
+        "Relevance flow",
+        "The most that could travel over attention that carried the target's logit here: weights"
+        " times their gradient in a linearised backward pass, where positive, the residual with"
+        " weight 1.",
+    ),
+    "relevance": (
+        "Relevance",
+        "The signed share of the token in the logit of the target.",
+    ),
     "blank_out": (
         "Blank-out",
         "How much the probability falls when the token is blanked out.",

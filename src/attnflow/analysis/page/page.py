@@ -46,7 +46,7 @@ def describe_explanation(explanation: Explanation) -> Page:
     >>> import attnflow as af
     >>> page = describe_explanation(af.explain("the key to the cabinets"))
     >>> page.kind, page.first, [method.name for method in page.methods]
-    ('explanation', 'gradient flow', ['gradient flow', 'raw', 'rollout', 'flow'])
+    ('explanation', 'relevance flow', ['relevance flow', 'raw', 'rollout', 'flow'])
     """
     runs = list(explanation.runs.values())
     graphs = {id(run.graph): run.graph for run in runs if run.graph is not None}
