@@ -94,6 +94,8 @@ READING = {"find_excluded", "format_percent", "list_marked_words", "name_word", 
 # ... and, one by one, those that give the finished numbers of a view
 ASKED = {
     ("terminal/folding.py", "fold_rows"),
+    ("terminal/answers.py", "find_row_spread"),
+    ("figures/score_rows.py", "find_row_spread"),
     ("figures/deletion_curves.py", "average_curves"),
 }
 

@@ -12,10 +12,12 @@ from matplotlib.figure import Figure
 
 import attnflow as af
 from attnflow import figures
+from attnflow.core.evenness import find_even_spread
 from attnflow.core.io.formatting import LATEX
 from attnflow.core.text import show_token
 from attnflow.show import colours
 from attnflow.show.figures import layout
+from attnflow.show.figures.bars import BAR_GREY
 from attnflow.show.figures.text import choose_colour, choose_ink
 from tests.explained import with_results
 from tests.show.test_figure_methods import light, read_texts
@@ -41,8 +43,12 @@ def test_bars_are_the_scores_of_every_method_and_importance() -> None:
     assert list(drawn.artists) == [*FOUND.results, *FOUND.importance]
     for name, (_, values) in FOUND.scores().items():
         np.testing.assert_allclose(lengths(drawn.artists[name]), values)
+        row = FOUND.row(name) if name in FOUND.results else None
+        is_even = row is not None and find_even_spread(row.compared_with("even")) is not None
         for bar, value in zip(drawn.artists[name], values, strict=True):
-            ramp = colours.AGAINST if value < 0 else colours.RAMP
+            ramp: tuple[str, ...] = colours.AGAINST if value < 0 else colours.RAMP
+            if is_even:
+                ramp = (to_hex(BAR_GREY),)
             assert to_hex(bar.get_facecolor()) in ramp
     ax = drawn.axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == list(FOUND.tokens)

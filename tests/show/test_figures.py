@@ -667,6 +667,7 @@ def test_a_font_that_the_user_adds_draws_what_it_has() -> None:
         assert layout.label_tokens(["a\u05e9"]) == ["a\u05e9"]
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.SaturationWarning")
 def test_hostile_tokens_are_only_text(tmp_path: Path) -> None:
     size = len(HOSTILE)
     weights = attention("flat", 2, size, np.random.default_rng(0))

@@ -177,7 +177,7 @@ def test_a_text_without_sinks_says_nothing_of_them(visit: Open) -> None:
 
 def test_a_method_that_says_nothing_is_folded_with_its_reason(visit: Open) -> None:
     found = explained(random_attention(8, 12, sharpness=0.3))
-    assert list(found.even) == ["flow"]
+    assert list(found.even) == ["rollout", "flow"]
     tab = visit(explanation_page(found))
     assert not tab.locator("#note").is_visible()
     assert "Flow" in text_of(tab, "#trust")

@@ -15,12 +15,12 @@ a small spread, and a row that leaves a few of many keys out has a low peak.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.comparison import Comparison
 from attnflow.core.groups import list_numbers
 from attnflow.core.results import TokenAttention, measure_spread
+from attnflow.core.sinks import BoolArray
 from attnflow.errors import SaturationWarning
 from attnflow.notices import give_notice
 
@@ -30,8 +30,6 @@ EVEN = (
 )
 EVEN_PEAK = 1.25  # ... if its largest share is also below this many times the even one
 WORTH_A_WARNING = (2, 8)  # layers and keys; shorter rows are not warned of
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def are_even(values: Floats, seen: BoolArray) -> BoolArray:

@@ -13,6 +13,7 @@ import numpy as np
 from attnflow.analysis.importance.importance import Importance
 from attnflow.analysis.statistics import spearman
 from attnflow.core.arrays import Floats
+from attnflow.core.comparison import Comparison
 from attnflow.core.evenness import (
     WORTH_A_WARNING,
     are_even,
@@ -195,17 +196,17 @@ def phrase_cost(
     costs = {key: blanked[held] for key, held in enumerate(holding) if held in blanked}
     unnamed = find_unnamed(explanation)
     others = [key for key in costs if not unnamed.intersection(holding[key])]
-    if top is None and others:
-        top = max(others, key=lambda key: costs[key])
-    if top is None or top not in costs:
+    most = max(others, key=lambda key: costs[key], default=-1)
+    top = most if top is None else top
+    if top not in costs:
         return ""
+    most = most if others else top
     target = ""
     if explanation.prediction is not None and scored.target != explanation.prediction[0]:
         target = f"{show_watched(scored.target)} "
     cost = costs[top]
     verb = f"costs {target}{cost:.2f}" if cost > 0 else f"adds {target}{-cost:.2f}"
     verb = verb if abs(cost) >= NOTHING else "costs nothing"
-    most = max(others, key=lambda key: costs[key], default=top)
     also = ""
     if most != top and costs[most] >= max(NOTHING, cost):
         also = f", {names[most]} costs most, {costs[most]:.2f}"
@@ -257,8 +258,7 @@ def summarise_generation(generation: "Generation") -> str:
         subject = f"{len(generation.tokens)} tokens with a mean probability of"
     sentences = [f"{subject} {float(np.mean(generation.probabilities)):.2f}."]
     result = generation.first_result
-    asides = [place for place, token in enumerate(result.prompt) if token in generation.special]
-    asides += [sink.position for sink in generation.sinks if sink.position < generation.size]
+    asides = find_prompt_asides(generation)
     words = list_marked_words(result.prompt, asides)
     if not words:
         return sentences[0]
@@ -269,31 +269,51 @@ def summarise_generation(generation: "Generation") -> str:
     if not shares.any():
         return sentences[0]
     names = [name_word(word.name) for word in words]
-    strongest = [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
-    alike = phrase_alike(shares, np.ones(len(words), bool), "words")
-    if not alike and result.saturated is None:  # longer words have more of even tokens
-        alike = phrase_alike(compared.shares[-1].mean(axis=0), seen, "tokens")
-    read = alike or phrase_read(names, shares, np.ones(len(words), bool), strongest)
+    every = np.ones(len(words), bool)
+    read = (
+        phrase_alike(shares, every, "words")
+        # longer words have more of what is even over tokens
+        or phrase_alike(compared.shares[-1].mean(axis=0), seen, "tokens")
+        or phrase_read(names, shares, every, list_strongest(names, shares))
+    )
     special = [token in generation.special for token in result.prompt]
     aside = phrase_asides(special, generation.sinks)
     who = "They" if several else "It"
     sentences.append(f"{who} {read} of the prompt{aside}.")
-    if several:
-        # a token that read all alike does not stand out, whatever the others read
-        even = say_nothing(compared.shares[-1], np.broadcast_to(seen, compared.shares[-1].shape))
-        above = np.where(even[:, None], -np.inf, by_word.difference[-1])  # [generated, word]
-        token, word = np.unravel_index(int(above.argmax()), above.shape)
-        standing = quote_text(show_token(generation.tokens[token]))
-        here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
-        both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
-        if not even.all():
-            sentences.append(f"{standing} stands out: {names[word]} has {both}.")
+    # a token that read all alike does not stand out, whatever the others read
+    even = say_nothing(compared.shares[-1], np.broadcast_to(seen, compared.shares[-1].shape))
+    if several and not even.all():
+        standing = np.where(even[:, None], -np.inf, by_word.difference[-1])  # [generated, word]
+        sentences.append(phrase_standing(generation, by_word, standing, names))
     left = 1 - float(compared.excluded_share[-1].mean())
     if left < LITTLE_SHARE:
         sentences.append(
             f"Only {format_percent(left)} of {result.method} on the prompt lies there."
         )
     return " ".join(sentences)
+
+
+def find_prompt_asides(generation: "Generation") -> list[int]:
+    """The prompt positions that sentences leave out: special tokens and sinks."""
+    prompt = generation.first_result.prompt
+    marked = [place for place, token in enumerate(prompt) if token in generation.special]
+    return marked + [sink.position for sink in generation.sinks if sink.position < generation.size]
+
+
+def list_strongest(names: Sequence[str], shares: Floats) -> list[str]:
+    """The keys to name, with their shares in percent."""
+    return [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
+
+
+def phrase_standing(
+    generation: "Generation", by_word: Comparison, difference: Floats, names: Sequence[str]
+) -> str:
+    """The generated token and the word that differ most, by [generated, word]."""
+    token, word = divmod(int(difference.argmax()), len(names))
+    standing = quote_text(show_token(generation.tokens[token]))
+    here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
+    both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
+    return f"{standing} stands out: {names[word]} has {both}."
 
 
 def list_marked_words(tokens: Sequence[str], without: Sequence[int]) -> list[Group]:

@@ -97,7 +97,7 @@ def heatmap(
     position = result.positions[-1 if result.causal else 0] if position is None else position
     excluded = find_excluded(exclude, result.size or len(result.tokens))
     row = MapRow.read(result, position, excluded, compared_with)
-    (values,), limit = shading.scale_maps([row.values], [row.even_layers])
+    (values,), limit = scale_rows(shading, [row])
     height = measure_map(len(row.layers), result.tokens, len(row.notes))
     panels = open_panels(ax, 1, 1, choose_width(len(result.tokens)), height)
     (ax,) = panels.axes
@@ -152,9 +152,7 @@ def compare_heatmaps(
     shading = Shading(scale, compared_with)
     names, positions = list(several[0].results), list_row_positions(position, several)
     rows = list_map_rows(several, positions, exclude, compared_with)
-    maps, limit = shading.scale_maps(
-        [row.values for row in rows], [row.even_layers for row in rows]
-    )
+    maps, limit = scale_rows(shading, rows)
     longest = max(len(explanation.tokens) for explanation in several)
     fitting = int((PAGE - MARGINS) / max(PANEL, longest * LABEL_SPACE))
     columns = choose_columns(len(names), fitting)
@@ -217,6 +215,11 @@ class MapRow:
             return f", even (spread {self.spreads[-1]:.1g})"
         layers = [layer for layer, even in zip(self.layers, self.even_layers, strict=True) if even]
         return f", even in layers {list_numbers(layers)}" if layers else ""
+
+
+def scale_rows(shading: Shading, rows: Sequence[MapRow]) -> tuple[list[Floats], float]:
+    """The values of rows as they are coloured, and the value of their darkest colour."""
+    return shading.scale_maps([row.values for row in rows], [row.even_layers for row in rows])
 
 
 def list_map_rows(
