@@ -89,7 +89,7 @@ def test_demo_explains_two_sentences_of_both_numbers() -> None:
         "rollout",
         "flow",
         "blank out",
-        "cabinets",
+        "cabinet",
         "█",
     ):
         assert word in shown.stdout

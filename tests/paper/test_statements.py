@@ -120,6 +120,7 @@ def test_every_statement_is_measured_in_one_way_and_said_once() -> None:
 # ---- what is measured ----------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::attnflow.SaturationWarning")
 def test_entropy_residual_and_spread_are_those_of_the_captured_attention(
     evidence: Evidence,
 ) -> None:

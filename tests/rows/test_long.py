@@ -570,7 +570,7 @@ def test_what_a_long_input_is_asked_for_by_name_still_comes(
     assert list(field.results) == ["raw", "rollout"]
     for result in field.results.values():
         assert result.normalize == "receptive_field"
-    with pytest.raises(af.OptionError, match="does not add up over a segment's tokens"):
+    with pytest.raises(af.OptionError, match="do not add up over the tokens of a segment"):
         field.row("rollout", by_segment=True)
 
 

@@ -15,6 +15,7 @@ from attnflow.analysis.importance.importance import Importance
 from attnflow.analysis.importance.input_gradient import REDUCTIONS, input_gradient
 from attnflow.analysis.statistics import bootstrap_runs
 from attnflow.core.arrays import Floats
+from attnflow.core.methods import METHODS
 from attnflow.errors import OptionError, RoundingWarning
 from attnflow.models.load import BUNDLED, load
 from attnflow.models.model import Model
@@ -97,7 +98,7 @@ def evaluate_models(
     reports = []
     for model in models:
         pairs = [(sentence.text, sentence.label) for sentence in sentences]
-        reports.append(evaluate(model, pairs, against=against))
+        reports.append(evaluate(model, pairs, methods=METHODS, against=against))
         if len(reports[-1].examples) < len(pairs):
             break
     return Runs(tuple(reports))

@@ -16,6 +16,7 @@ from attnflow.analysis.evaluate.report import Report
 from attnflow.core.arrays import Floats
 from attnflow.core.io.files import write_csv, write_file
 from attnflow.core.io.formatting import format_markdown
+from attnflow.core.methods import METHODS
 from attnflow.errors import OptionError
 from attnflow.models.load import BUNDLED, load
 from attnflow.paper.printed import PRINTED_TABLES, MeanAndDeviation, Printed
@@ -250,7 +251,13 @@ def compute_sentiment_table(
         if len(loaded.encode(pair[0], truncation=True).ids) < (loaded.max_length or 10**9)
     ]
     report = evaluate(
-        loaded, chosen, against=yardstick, layers=printed.layers, limit=limit, position=position
+        loaded,
+        chosen,
+        methods=METHODS,
+        against=yardstick,
+        layers=printed.layers,
+        limit=limit,
+        position=position,
     )
     return PaperTable(printed, Runs((report,)), data, command or quote_command_line())
 
