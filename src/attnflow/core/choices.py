@@ -126,7 +126,8 @@ def run_method(
 
     `groups` and `workers` are handed on to methods that take them.
     """
-    refused = {option for option in ("groups", "workers") if not accepts(method, option)}
+    optional = options.keys() & {"groups", "workers"}
+    refused = {option for option in optional if not accepts(method, option)}
     taken = {option: given for option, given in options.items() if option not in refused}
     if method in METHODS.values():
         result = method(graph, **taken)
