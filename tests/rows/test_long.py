@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO, StringIO, TextIOWrapper
@@ -17,6 +18,8 @@ from rich.console import Console
 
 import attnflow as af
 from attnflow.cli import commands as cli
+from attnflow.rows.blocks import EdgeLayer
+from attnflow.rows.products import RowBlock
 from attnflow.show.terminal.folding import print_segments
 from tests.families import DECODERS, ENCODERS, VISION, build, text, word_tokenizer
 
@@ -116,6 +119,24 @@ def test_rows_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatc
             patch.setattr(sys.modules["attnflow.rows.products"], "BLOCK_QUERIES", 2)
             pieces = af.rollout_rows(model, IDS, **asked).values
         assert np.abs(whole - pieces).max() < 1e-6
+
+
+def test_many_rows_weigh_every_query_of_a_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = af.Model(build("llama"))
+    ids = torch.randint(0, 60, (36,), generator=torch.Generator().manual_seed(3)).tolist()
+    weighed: Counter[tuple[int, int]] = Counter()  # times, by layer and query
+    plain = EdgeLayer.weigh
+
+    def count(self: EdgeLayer, queries: torch.Tensor, *given: torch.Tensor) -> RowBlock:
+        weighed.update((id(self), query) for query in queries.tolist())
+        return plain(self, queries, *given)
+
+    monkeypatch.setattr(EdgeLayer, "weigh", count)
+    rows = af.rollout_rows(model, ids, positions=range(36), layers=[3, 1], edges="contribution")
+    assert set(weighed.values()) == {1}
+    assert len(weighed) == 3 * 36
+    one = af.rollout_rows(model, ids, positions=[30], layers=[3, 1], edges="contribution")
+    assert np.abs(rows.values[:, [30]] - one.values).max() < 1e-6
 
 
 OWN = af.edge_weight("squares", lambda mix: mix.attention.pow(2), residual="mixed")
@@ -637,7 +658,6 @@ def test_after_a_long_prompt_rows_of_generated_tokens_are_read(
     options: dict[str, Any] = {"max_new_tokens": 5, "eos_token_id": None}
     whole = af.generate(writer, LONG, **options)
     request.getfixturevalue("short_graphs")
-    monkeypatch.setattr(sys.modules["attnflow.rows.rows"], "ROWS_TOGETHER", 2)  # so in three parts
     assert af.generate(writer, LONG, **options).edges == ("attention",)
     kinds = ["contribution", "attention"]
     story, brief = af.generate(writer, [LONG, "the key"], edges=kinds, **options)

@@ -233,8 +233,9 @@ class Carrier:
         carried = rows * self.residual
         followed = choose_queries(rows) if queries is None else queries
         for block in self.take_blocks(layer, followed):
-            part = (1 - self.residual) * rows[:, block.queries]
-            carried[:, : block.keys] += part @ block.weights
+            carried[:, : block.keys].addmm_(
+                rows[:, block.queries], block.weights, alpha=1 - self.residual
+            )
         return carried
 
     def carry_up(self, layer: LayerAttention, columns: "torch.Tensor") -> "torch.Tensor":

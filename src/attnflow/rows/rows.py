@@ -31,7 +31,6 @@ from attnflow.rows.products import (
 )
 from attnflow.rows.request import RowGraph, RowRequest, check_skip, encode_rows
 
-ROWS_TOGETHER = 64  # positions whose rows travel down at the same time, from all layers
 ComputedLayer = Recomputed | StoredAttention | MixedLayer
 
 
@@ -332,29 +331,23 @@ def carry_down(
     import torch
 
     request = job.request
-    size = len(request.encoded.tokens)
-    values = np.empty((len(tops), len(request.positions), size))
-    lost = np.empty(values.shape[:2])
-    order = np.argsort(np.argsort(tops, kind="stable"), kind="stable")
+    count, size, depth = len(request.positions), len(request.encoded.tokens), max(tops)
+    order = sorted(range(len(tops)), key=lambda place: -tops[place])  # the highest layer first
+    rolled = torch.zeros(len(tops) * count, size, device=request.model.device)
+    rolled[torch.arange(len(rolled)), list(request.positions) * len(tops)] = 1.0
+    gone = rolled.new_zeros(len(rolled))
     with torch.no_grad(), progress_bar("attention rollout") as tick:
-        for first in range(0, len(request.positions), ROWS_TOGETHER):
-            some = request.positions[first : first + ROWS_TOGETHER]
-            start = torch.zeros(len(some), size, device=request.model.device)  # [query, key]
-            start[torch.arange(len(some)), list(some)] = 1.0
-            rolled, gone = start[:0], start[:0, 0]  # [layer and query, key], [layer and query]
-            for layer in range(max(tops), 0, -1):
-                new = tops.count(layer)
-                rolled = torch.cat([*[start] * new, rolled])
-                gone = torch.cat([gone.new_zeros(new * len(some)), gone])
-                # as much in every layer, so that a row loses no more than it may in all of them
-                queries = choose_queries(rolled, job.skip / max(tops))
-                left = rolled.sum(dim=1) - rolled[:, queries].sum(dim=1)
-                gone = gone + (1 - request.carrier.residual) * left.clamp_min(0.0)
-                rolled = request.carrier.carry_down(layers[layer - 1], rolled, queries)
-                done = first * max(tops) + len(some) * (max(tops) - layer + 1)
-                tick(done, len(request.positions) * max(tops))
-            shape = (len(tops), len(some))
-            part = slice(first, first + len(some))
-            values[:, part] = rolled.cpu().numpy().reshape(*shape, size)[order]
-            lost[:, part] = gone.cpu().numpy().reshape(shape)[order]
+        for layer in range(depth, 0, -1):
+            begun = slice(sum(top >= layer for top in tops) * count)
+            rows = rolled[begun]
+            # as much in every layer, so that a row loses no more than it may in all of them
+            queries = choose_queries(rows, job.skip / depth)
+            left = rows.sum(dim=1) - rows[:, queries].sum(dim=1)
+            gone[begun] += (1 - request.carrier.residual) * left.clamp_min(0.0)
+            rolled[begun] = request.carrier.carry_down(layers[layer - 1], rows, queries)
+            tick(depth - layer + 1, depth)
+    values, lost = np.empty((len(tops), count, size)), np.empty((len(tops), count))
+    for place, top in enumerate(order):
+        part = slice(place * count, (place + 1) * count)
+        values[top], lost[top] = rolled[part].cpu().numpy(), gone[part].cpu().numpy()
     return values, lost
