@@ -58,10 +58,16 @@ def rational_flow(edges: Floats, source: int, *targets: int) -> float:
 class Igraph:
     """igraph's push-relabel on the same graph, for sizes where fractions take too long.
 
-    Each of `groups` is one more node, into which the group drains by edges that never fill.
+    Each of `groups` is one more node, into which the group drains by edges that never fill. Each of
+    `sources` is one more, with an edge to each of its nodes as wide as the sum of that node's row.
     """
 
-    def __init__(self, edges: Floats, groups: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self,
+        edges: Floats,
+        groups: Sequence[Sequence[int]] = (),
+        sources: Sequence[Sequence[int]] = (),
+    ) -> None:
         self.depth, self.size, _ = edges.shape
         nodes = (self.depth + 1) * self.size
         layer, query, key = np.nonzero(edges)
@@ -71,8 +77,12 @@ class Igraph:
         for number, group in enumerate(groups):
             ends += [(target, nodes + number) for target in group]
             self.capacities += [2 * float(edges[0].sum())] * len(group)
-        self.graph = igraph.Graph(n=nodes + len(groups), edges=ends, directed=True)
         self.drains = range(nodes, nodes + len(groups))
+        self.feeds = range(self.drains.stop, self.drains.stop + len(sources))
+        for feed, source in zip(self.feeds, sources, strict=True):
+            ends += [(feed, self.depth * self.size + node) for node in source]
+            self.capacities += edges[-1].sum(axis=-1)[list(source)].tolist()
+        self.graph = igraph.Graph(n=self.feeds.stop, edges=ends, directed=True)
 
     def flow(self, source: int, target: int) -> float:
         return float(
@@ -81,6 +91,10 @@ class Igraph:
 
     def flow_to_group(self, source: int, group: int) -> float:
         return self.flow(source, self.drains[group])
+
+    def flow_of_sources(self, source: int, end: int) -> float:
+        """From one of `sources` to a node: of layer 0, or one of `drains`."""
+        return float(self.graph.maxflow_value(self.feeds[source], end, self.capacities))
 
 
 def attention(kind: str, layers: int, size: int, rng: np.random.Generator) -> Floats:

@@ -1,6 +1,7 @@
 """Attention flow is exact: against rational arithmetic, against igraph, and by what is proved of it."""
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from attnflow.core.flow.solve import (
 )
 from attnflow.core.layers import Layers
 from attnflow.core.masks import is_causal
+from attnflow.notices import ignore_notices
 from tests.oracles import (
     KINDS,
     Floats,
@@ -70,7 +72,7 @@ def test_flow_of_mixed_layers_equals_rational_oracle(
     source, target = (data.draw(st.integers(0, len(edges[0]) - 1)) for _ in range(2))
     expected = rational_flow(edges, source, target)
     assert abs(all_flows(edges)[source, target] - expected) < EXACT
-    assert abs(find_flow_and_cut(edges, source, [target])[0] - expected) < EXACT
+    assert abs(find_flow_and_cut(edges, [source], [target])[0] - expected) < EXACT
 
 
 @pytest.mark.parametrize(("name", "weights"), list(real_attention()))
@@ -125,17 +127,18 @@ def silent_flow(graph: af.AttentionGraph) -> af.TokenAttention:
         return af.flow(graph, positions=[40], normalize=None)
 
 
-def check_flow(edges: Floats, best: af.MaxFlow, source: int, *targets: int) -> None:
+def check_flow(edges: Floats, best: af.MaxFlow, source: int | Sequence[int], *targets: int) -> None:
     """Capacity, conservation, and a cut of the same size: the proof of a maximum flow."""
-    flow, same, group = best.edges, SAME * max_sum(edges), list(targets)
+    origins = [source] if isinstance(source, int) else list(source)
+    flow, same, group = best.edges, SAME * max_sum(edges) * len(origins), list(targets)
     assert (flow >= -same).all()
     assert (flow <= edges + same).all()
     sent, received = flow.sum(axis=2), flow.sum(axis=1)  # [layer, query] and [layer, key]
     # what enters an inner node leaves it
     assert np.abs(sent[:-1] - received[1:]).max(initial=0.0) <= same
-    assert np.abs(np.delete(sent[-1], source)).max(initial=0.0) == 0.0
+    assert np.abs(np.delete(sent[-1], origins)).max(initial=0.0) == 0.0
     assert np.abs(np.delete(received[0], group)).max(initial=0.0) == 0.0
-    assert abs(sent[-1, source] - best.value) <= same
+    assert abs(sent[-1, origins].sum() - best.value) <= same
     assert abs(received[0, group].sum() - best.value) <= same
     assert abs(best.cut_capacity - best.value) <= same
     without_cut = edges > 0
@@ -143,7 +146,7 @@ def check_flow(edges: Floats, best: af.MaxFlow, source: int, *targets: int) -> N
         # every edge of the cut is full
         assert abs(flow[layer - 1, query, key] - edges[layer - 1, query, key]) <= same
         without_cut[layer - 1, query, key] = False
-    reached = np.arange(edges.shape[1]) == source
+    reached = np.isin(np.arange(edges.shape[1]), origins)
     for layer in without_cut[::-1]:
         reached = reached @ layer
     assert not reached[group].any()  # and nothing gets past it
@@ -157,7 +160,7 @@ def max_sum(edges: Floats) -> float:
 
 
 def certificate(edges: Floats, source: int, *targets: int) -> af.MaxFlow:
-    value, flow, cut = find_flow_and_cut(edges, source, targets)
+    value, flow, cut = find_flow_and_cut(edges, [source], targets)
     places = tuple((layer + 1, query, key) for layer, query, key in np.argwhere(cut).tolist())
     top = (len(edges), source)
     return af.MaxFlow(value, top, (0, targets), flow, places, float(edges[cut].sum()), ())
@@ -217,6 +220,72 @@ def test_groups_on_real_attention_equal_igraph(
         assert abs(flows[source, group] - expected) <= EXACT * max_sum(edges)
 
 
+# ---- from sets of sources -----------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_capacities(max_layers=8, max_size=12), st.booleans(), st.data())
+def test_flow_from_sets_of_sources_equals_igraph(
+    edges: Floats, grouped: bool, data: st.DataObject
+) -> None:
+    """A super-source, whose capacity to each source is that source's row sum."""
+    size, exact = edges.shape[1], EXACT * max_sum(edges)
+    sources = data.draw(any_groups(size))
+    groups = data.draw(any_groups(size)) if grouped else [[key] for key in range(size)]
+    graph = af.AttentionGraph(edges=edges)
+    peer = Igraph(edges, groups, sources)
+    with ignore_notices():
+        together = af.flow(graph, sources=sources, groups=groups, normalize=None).values[0]
+        single = af.flow(graph, groups=groups, normalize=None).values[0]
+    for row, source in enumerate(sources):
+        for column, _group in enumerate(groups):
+            expected = peer.flow_of_sources(row, peer.drains[column])
+            assert abs(together[row, column] - expected) <= exact
+            flows = single[source, column]
+            assert flows.max() - exact <= together[row, column] <= flows.sum() + exact
+        target = data.draw(st.integers(0, len(groups) - 1))
+        top = graph.depth, source
+        with ignore_notices():
+            best = af.max_flow(graph, source=top, target=(0, groups[target]))
+        assert abs(best.value - together[row, target]) <= exact
+        check_flow(edges, best, source, *groups[target])
+
+
+@pytest.mark.parametrize(("name", "weights"), list(real_attention()))
+@pytest.mark.parametrize("layers", [2, 6, 12])
+def test_sets_of_sources_on_real_attention_equal_igraph(
+    name: str, weights: Floats, layers: int
+) -> None:
+    rng = np.random.default_rng(layers)
+    edges = edges_of(weights[:layers]) * rng.uniform(0.5, 1.0, (layers, 64, 1))
+    sources = [[60, 61, 62, 63], [40, 45, 50], [7]]
+    graph = af.AttentionGraph(edges=edges)
+    assert graph.causal == (name == "smollm2")
+    with ignore_notices():
+        flows = af.flow(graph, sources=sources, normalize=None).values[0]
+    peer = Igraph(edges, sources=sources)
+    for source in range(len(sources)):
+        for target in rng.integers(0, 64, 6).tolist():
+            assert abs(flows[source, target] - peer.flow_of_sources(source, target)) < EXACT
+    best = af.max_flow(graph, source=(layers, sources[0]), target=(0, 3))
+    check_flow(edges, best, sources[0], 3)
+
+
+def test_a_set_of_sources_is_limited_by_what_they_share() -> None:
+    """Two sources above one narrow edge: together they send no more than one alone."""
+    edges = np.zeros((3, 2, 2))
+    edges[2], edges[1, 0, 0], edges[0, 0, 0] = [[1.0, 0.0], [1.0, 0.0]], 0.2, 1.0
+    graph = af.AttentionGraph(edges=edges)
+    for source in ([0], [1], [0, 1]):
+        assert af.max_flow(graph, source=(3, source), target=(0, 0)).value == pytest.approx(0.2)
+    both = af.max_flow(graph, source=(3, [1, 0]), target=(0, 0))
+    assert both.source == (3, (1, 0))
+    assert both.sources == (1, 0)
+    assert both.cut == ((2, 0, 0),)
+    assert af.max_flow(graph, source=(3, [-1, 0]), target=(2, 0)).value == 2.0
+    assert both.to_pandas().query("layer == 3").flow.sum() == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_a_target_column_that_fills_up_keeps_every_capacity(seed: int) -> None:
     """What slides down the target's column is booked late: no other path may use it twice."""
@@ -259,7 +328,7 @@ def test_a_capacity_of_2_to_the_minus_52_carries_nothing_at_any_depth(
                 find_flows(edges, np.array([0]))[0, 0],
                 find_flows(edges, np.array([0]), groups=[[0]])[0, 0],
                 find_all_flows(edges)[-1, 0, 0],
-                find_flow_and_cut(edges, 0, [0])[0],
+                find_flow_and_cut(edges, [0], [0])[0],
             ]
             expected = times * NOTHING * scale if carries else 0.0
             assert [value > 0 for value in found] == [carries] * 4
@@ -275,7 +344,7 @@ def test_a_small_bound_is_not_taken_for_a_flow(layers: int) -> None:
     edges[1, 0, 0] = 0.0
     assert find_flows(edges, np.array([0]))[0, 0] == 0.0
     assert find_all_flows(edges)[-1, 0, 0] == 0.0
-    assert find_flow_and_cut(edges, 0, [0])[0] == 0.0
+    assert find_flow_and_cut(edges, [0], [0])[0] == 0.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -366,7 +435,9 @@ def test_the_waist_of_a_deep_graph_is_found_and_changes_no_value() -> None:
     cuts = bound_by_outer_cuts(edges[-1], demands, np.arange(64), False)
     assert find_waist(Problem(edges[-1], demands, inner, cuts, False)) is not None
     single = [
-        find_flow_and_cut(edges, source, [target])[0] for source in (0, 30) for target in range(64)
+        find_flow_and_cut(edges, [source], [target])[0]
+        for source in (0, 30)
+        for target in range(64)
     ]
     assert np.abs(all_flows(edges)[[0, 30]].ravel() - single).max() < SAME
 

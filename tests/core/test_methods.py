@@ -415,6 +415,7 @@ WORDS = af.Attention(
     tokens=["[CLS]", "un", "##believ", "##able", "Ġkeys", "[SEP]"],
     words=[None, 0, 0, 0, 1, None],
 )
+OWN = af.token_attention("squared", lambda graph: graph.weights**2)
 
 
 @pytest.mark.parametrize("normalize", ["sum", "receptive_field", None])
@@ -489,6 +490,66 @@ def test_by_word_is_a_group_for_each_word_and_flow_refuses_to_be_summed() -> Non
         assert np.abs(summed.spread - grouped.spread).max() < SAME
     with pytest.raises(af.OptionError, match=r"not the sum .* flow\(graph, groups='words'\)"):
         af.flow(WORDS).by_word()
+
+
+def test_sources_of_raw_and_rollout_are_mean_rows() -> None:
+    """Each row is normalised first, where edges do not sum to 1 too."""
+    rng = np.random.default_rng(5)
+    given = af.AttentionGraph(edges=rng.random((3, 6, 6)) * rng.uniform(0.1, 9.0, (3, 6, 1)))
+    sources = {"two": [4, 1], "one": [2]}
+    for graph in (GRAPH, given):
+        for method in (af.raw, af.rollout):
+            single = method(graph).values
+            together = method(graph, sources=sources)
+            expected = np.stack([single[:, [4, 1]].mean(axis=1), single[:, 2]], axis=1)
+            assert np.abs(together.values - expected).max() < SAME
+    rolled = np.linalg.multi_dot(given.edges[::-1])[[4, 1]]
+    top = af.rollout(given, sources=sources).at(4)
+    assert np.abs(top - (rolled / rolled.sum(axis=1, keepdims=True)).mean(axis=0)).max() < SAME
+    plain = af.rollout(given, sources=sources, normalize=None).at(4)
+    assert np.abs(plain - rolled.mean(axis=0)).max() < SAME * rolled.max()
+
+
+@pytest.mark.parametrize("method", [*af.METHODS.values(), OWN])
+def test_sources_have_names_positions_and_what_they_see(method: Any) -> None:
+    words = method(WORDS, sources="words", groups="words", layers=[4])
+    assert [source.positions for source in words.sources] == [(0,), (1, 2, 3), (4,), (5,)]
+    assert words.queries == words.tokens
+    assert words.positions == (0, 3, 4, 5)
+    assert words.values.shape == (1, 4, 4)
+    assert words.at(3).shape == (4,)
+    assert "4 sources" in repr(words)
+    assert words.select(3).sources == words.sources[1:2]
+    assert words.select(3).select(3).queries == words.queries[1:2]
+    causal = af.AttentionGraph(np.tril(np.ones((2, 5, 5))) / np.arange(1, 6)[:, None])
+    seen = method(causal, sources=[[0, 3], [1]], layers=[1, 2])
+    assert (seen.mask_visible(1) == [[True] * 4 + [False], [True] * 2 + [False] * 3]).all()
+    assert seen.compared_with("even").select(1).sources == seen.sources[1:]
+    near = af.AttentionGraph(np.eye(9)[None], window=2, causal=True)
+    sees = method(near, sources=[[1, 8]]).mask_visible(0)[0]
+    assert np.flatnonzero(sees).tolist() == [0, 1, 7, 8]
+
+
+def test_what_limits_sources_is_known_and_written(tmp_path: Path) -> None:
+    edges = np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [1.0, 2.0]]])
+    result = af.flow(af.AttentionGraph(edges=edges), sources=[[1, 0]], normalize=None)
+    assert result.values.tolist() == [[[2.0, 0.0]]]  # row sums 5, column sums 2 and 0
+    assert result.limited_by.tolist() == [[["target", "target"]]]
+    narrow = af.AttentionGraph(edges=edges * [[[1.0]], [[0.1]]])
+    assert af.flow(narrow, sources=[[1, 0]]).limited_by[0, 0, 0] == "source"
+    assert json.loads(result.save(tmp_path / "f.json").read_text())["sources"] == [[1, 0]]
+    with np.load(result.save(tmp_path / "f.npz")) as read:
+        assert (read["source_positions"] == [1, 0]).all()
+        assert read["source_lengths"] == [2]
+    best = af.max_flow(WEIGHTS, source=(4, [2, 3]), target=(0, 1))
+    with np.load(best.save(tmp_path / "m.npz")) as read:
+        assert read["source_layer"] == 4
+        assert (read["source_positions"] == [2, 3]).all()
+    assert json.loads(best.to_json())["source"] == [4, [2, 3]]
+    assert "positions 2, 3 (2, 3)" in best._repr_html_()
+    af.figures.flow_paths(best).save(tmp_path / "paths.png")
+    with pytest.raises(af.OptionError, match="these rows are of several taken together"):
+        af.figures.layered_graph(af.rollout(WEIGHTS, sources=[[1, 2], [0]]))
 
 
 def test_groups_are_written_to_files(tmp_path: Path) -> None:
@@ -658,7 +719,13 @@ BAD: list[tuple[Any, str]] = [
         "position of target must be from -6 to 5; got 6",
     ),
     (lambda: af.max_flow(GRAPH, source=4, target=(0, 6)), "source must be a pair"),  # type: ignore[arg-type]
-    (lambda: af.max_flow(GRAPH, source=(4, [0, 1]), target=(0, 1)), "source must be one; got"),  # type: ignore[arg-type]
+    (lambda: af.max_flow(GRAPH, source=(4, [0, 0]), target=(0, 1)), "source must be distinct"),
+    (lambda: af.max_flow(GRAPH, source=(4, [9]), target=(0, 1)), "of source must be from -6 to 5"),
+    (lambda: af.flow(GRAPH, sources=[[0], [6]]), "source 1 must be from -6 to 5; got 6"),
+    (lambda: af.flow(GRAPH, sources=[[0, 1], [1]]), "in one source only; got 1 in sources 0 and 1"),
+    (lambda: af.flow(GRAPH, sources=[]), "at least one source must be given; got none"),
+    (lambda: af.raw(GRAPH, sources=[0, 1]), "sources must be lists of positions.*; got 0 as sou"),  # type: ignore[list-item]
+    (lambda: af.rollout(GRAPH, sources=[[0]], positions=[1]), "of positions or of sources; got"),
     (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [])), "must be at least one; got none"),
     (lambda: af.max_flow(GRAPH, source=(4, 0), target=(0, [1, 1])), "distinct; got 1 twice"),
     (lambda: af.flow(GRAPH, groups="words"), "here are none: give Attention.words="),

@@ -151,7 +151,7 @@ def check_capacities(draw: random.Random, rng: np.random.Generator, weights: Flo
     for _ in range(PAIRS):
         source, target = draw.randrange(size), draw.randrange(size)
         group: Any = (target,)
-        value, flow, cut = find_flow_and_cut(edges, source, group)
+        value, flow, cut = find_flow_and_cut(edges, [source], group)
         values = {
             "find_flows (row)": find_flows(edges, np.array([source]), causal=causal)[0, target],
             "find_flows (layer)": whole[source, target],

@@ -68,13 +68,14 @@ def token_attention(name: str, compute: Callable[..., npt.ArrayLike]) -> Method:
         bottom: int = 0,
         normalize: str | None = "sum",
         groups: Groups | None = None,
+        sources: Groups | None = None,
     ) -> TokenAttention:
         if bottom and "bottom" not in wanted:
             raise OptionError(
                 f"{name} looks down to layer 0, so it takes no bottom; got bottom={bottom}"
             )
         ask = Request.read(
-            graph, name, layers, positions, bottom, normalize, groups, every_layer=True
+            graph, name, layers, positions, bottom, normalize, groups, sources, every_layer=True
         )
         given = {option: getattr(ask, option) for option in wanted}
 

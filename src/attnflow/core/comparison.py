@@ -48,7 +48,7 @@ class Comparison(RowTable):
     method, layers, positions, tokens, queries
         Those of the compared result; for a `PromptAttention`, positions are the numbers of the
         generated tokens.
-    causal, groups, size, source
+    causal, groups, size, source, sources
         Those of the result as well.
 
     >>> import attnflow as af
@@ -78,6 +78,7 @@ class Comparison(RowTable):
     groups: tuple[Group, ...] | None = None
     size: int | None = None
     source: Source | None = None
+    sources: tuple[Group, ...] | None = None
 
     @cached_property
     def difference(self) -> Floats:

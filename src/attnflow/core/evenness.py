@@ -114,8 +114,9 @@ def measure_even_rows(result: TokenAttention) -> Floats:
     """[layer, query]: the spread of even rows without their own position; NaN for other rows."""
     rows = result.values
     own = np.zeros(rows.shape[1:], bool)  # [query, key]
-    if result.groups is None and rows.shape[-1] == result.size:
-        own[np.arange(len(result.positions)), list(result.positions)] = True
+    if result.groups is None and rows.shape[-1] == result.size:  # keys are positions
+        for row, members in enumerate(result.members):
+            own[row, list(members)] = True
         rows = np.where(own, 0.0, rows)
     spread = np.full(rows.shape[:2], np.nan)
     # no share of an even row is larger: for most short texts this is enough

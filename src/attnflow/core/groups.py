@@ -37,6 +37,7 @@ def read_groups(
     tokens: Sequence[str] | None = None,
     words: Sequence[int | None] | None = None,
     removed: Sequence[int] = (),
+    what: str = "groups",
 ) -> tuple[Group, ...]:
     """Check groups of positions, and name those that have no name.
 
@@ -50,20 +51,23 @@ def read_groups(
         The name and the word per position; None if unknown.
     removed
         Positions that were removed.
+    what
+        The name of the option, for messages.
 
     >>> read_groups([[0, 1], [2]], 3, tokens=["un", "##do", "it"], words=[0, 0, 1])
     (Group(name='undo', positions=(0, 1)), Group(name='it', positions=(2,)))
     """
     names = tuple(map(str, range(size))) if tokens is None else tuple(tokens)
+    part = what.removesuffix("s")
     if isinstance(groups, str):
         if groups != "words":
             raise OptionError(
-                f"unknown groups {groups!r}; choose 'words', lists of positions, or"
+                f"unknown {what} {groups!r}; choose 'words', lists of positions, or"
                 " {name: positions}"
             )
         if words is None:
             raise OptionError(
-                "groups='words' needs the tokens' words, and here are none: give"
+                f"{what}='words' needs the tokens' words, and here are none: give"
                 " Attention(words=[...]), one word number per token, or lists of positions"
             )
         return word_groups(names, words, removed)
@@ -72,26 +76,26 @@ def read_groups(
         if isinstance(groups, Mapping)
         else [
             (group.name, group.positions) if isinstance(group, Group) else (None, group)
-            for group in check_list(groups, "groups")
+            for group in check_list(groups, what)
         ]
     )
     if not named:
-        raise OptionError("at least one group must be given; got none")
+        raise OptionError(f"at least one {part} must be given; got none")
     read: list[Group] = []
     taken: dict[int, int] = {}  # {position: the number of its group}
     for number, (name, positions) in enumerate(named):
         if name is not None and not isinstance(name, str):
-            raise OptionError(f"the names of groups must be strings; got {name!r}")
+            raise OptionError(f"the names of {what} must be strings; got {name!r}")
         if not is_several(positions):
             raise OptionError(
-                f"groups must be lists of positions, as [[0, 1], [2]]; got {positions!r} as group"
-                f" {number}"
+                f"{what} must be lists of positions, as [[0, 1], [2]]; got {positions!r} as"
+                f" {part} {number}"
             )
-        checked = check_group(positions, size, removed, f"the positions of group {number}")
+        checked = check_group(positions, size, removed, f"the positions of {part} {number}")
         for position in checked:
             if taken.setdefault(position, number) != number:
                 raise OptionError(
-                    f"a position must be in one group only; got {position} in groups"
+                    f"a position must be in one {part} only; got {position} in {what}"
                     f" {taken[position]} and {number}"
                 )
         read.append(Group(name_group(checked, tokens, words) if name is None else name, checked))

@@ -21,6 +21,7 @@ from attnflow.core.request import (
     read_graph,
     read_node,
     refuse_signed,
+    sum_sources,
 )
 from attnflow.core.results import LIMITS, TokenAttention
 from attnflow.errors import OptionError, RoundingWarning, WeightsError
@@ -28,7 +29,7 @@ from attnflow.notices import are_notices_read, give_notice
 from attnflow.progress import progress_bar
 
 if TYPE_CHECKING:
-    from attnflow.core.flow.solve import FlowOptions
+    from attnflow.core.flow.solve import FlowOptions, Sources
 
 SATURATED = 1e-9  # a flow this close to the source's row sum, or the target's column sum, is at it
 LOST_SHARE = 1e-9  # of the largest row sum: flow through a smaller row has lost half its digits
@@ -43,12 +44,13 @@ def raw(
     bottom: int | None = None,
     normalize: str | None = "sum",
     groups: Groups | None = None,
+    sources: Groups | None = None,
 ) -> TokenAttention:
     """Raw attention: the model's weights, fused over heads, without the residual.
 
     Parameters
     ----------
-    attention, layers, positions, normalize, groups
+    attention, layers, positions, normalize, groups, sources
         As for `rollout`.
     bottom
         Refused: keys are positions of the layer below.
@@ -60,7 +62,9 @@ def raw(
         raise OptionError(
             f"raw attention looks one layer down, so it takes no bottom; got bottom={bottom}"
         )
-    ask = Request.read(attention, "raw", layers, positions, 0, normalize, groups, every_layer=True)
+    ask = Request.read(
+        attention, "raw", layers, positions, 0, normalize, groups, sources, every_layer=True
+    )
 
     def compute(graph: AttentionGraph) -> Floats:
         return ask.sum_groups(graph.weight_rows(ask.layers, ask.positions))
@@ -76,6 +80,7 @@ def rollout(
     bottom: int = 0,
     normalize: str | None = "sum",
     groups: Groups | None = None,
+    sources: Groups | None = None,
 ) -> TokenAttention:
     """Attention rollout: the product of the layers' matrices, down to layer `bottom`.
 
@@ -93,12 +98,24 @@ def rollout(
     groups
         Keys to sum: "words", lists of positions, or {name: positions}. Rows are then normalised
         over the groups, which need not cover all positions.
+    sources
+        Positions whose rows are taken together, given as groups are: values are then
+        [layer, source, key], the mean of the rows of each source. Rows are normalised before; with
+        None, those with larger sums weigh more.
 
     >>> rollout([[[0.5, 0.5], [1.0, 0.0]]] * 2).at(position=0, layer=2)
     array([0.6875, 0.3125])
     """
     ask = Request.read(
-        attention, "rollout", layers, positions, bottom, normalize, groups, every_layer=True
+        attention,
+        "rollout",
+        layers,
+        positions,
+        bottom,
+        normalize,
+        groups,
+        sources,
+        every_layer=True,
     )
 
     def compute(graph: AttentionGraph) -> Floats:
@@ -193,6 +210,7 @@ def flow(
     bottom: int = 0,
     normalize: str | None = "sum",
     groups: Groups | None = None,
+    sources: Groups | None = None,
     workers: int = 1,
 ) -> TokenAttention:
     """Attention flow: the maximum flow to every position of layer `bottom`, or to every group.
@@ -211,6 +229,9 @@ def flow(
     groups
         Positions to take together: "words", lists of positions, or {name: positions}. The flow to
         a group is one maximum flow, at most the sum of the flows to its positions and mostly less.
+    sources
+        Positions that send together, given as groups are: values are then [layer, source, key], one
+        maximum flow each, at least the largest flow from one of the positions and at most the sum.
     workers
         The number of threads; it does not change values. Each thread holds the inner layers in
         float64.
@@ -222,7 +243,7 @@ def flow(
 
     refuse_signed(attention)
     ask = Request.read(
-        attention, "flow", layers, positions, bottom, normalize, groups, every_layer=False
+        attention, "flow", layers, positions, bottom, normalize, groups, sources, every_layer=False
     )
     workers = check_count("workers", workers)
     heights = [layer - ask.bottom for layer in ask.layers]
@@ -230,7 +251,10 @@ def flow(
 
     def compute(graph: AttentionGraph) -> Floats:
         below, positions = graph.edge_layers[ask.bottom :], np.array(ask.positions)
-        several = len(heights) > 1
+        origins: Sources = positions
+        if ask.sources is not None:
+            origins = [source.positions for source in ask.sources]
+        several = len(heights) > 1 and ask.sources is None
         rows_asked, rows = len(set(heights)) * len(positions), max(heights) * graph.size
         with progress_bar("attention flow") as tick:
             options: FlowOptions = {
@@ -244,10 +268,10 @@ def flow(
                 every = find_all_flows(below[: max(heights)], **options)
                 flows: Floats = every[np.array(heights) - 1][:, positions]
                 return flows
-            found = [find_flows(below[:height], positions, **options) for height in heights]
+            found = [find_flows(below[:height], origins, **options) for height in heights]
             return np.stack(found)
 
-    result = ask.answer(compute, partial(find_limits, ask))
+    result = ask.answer(compute, partial(find_limits, ask), joint=True)
     if are_notices_read():
         warn_if_uneven(ask.graph)
         warn_if_even(result)
@@ -275,6 +299,8 @@ def find_limits(ask: Request, flows: Floats) -> Codes:
     edges, positions = ask.graph.edge_layers, list(ask.positions)
     rows = [edges.rows(layer - 1, positions) for layer in ask.layers]
     leaving = np.stack(rows).sum(axis=-1, keepdims=True)  # [layer, query, 1]
+    if ask.sources is not None:
+        leaving = sum_sources(leaving, ask.sources)
     entering = ask.sum_groups(edges.sum_columns(ask.bottom))  # [key]
     near = SATURATED * ask.graph.largest_row_sum
     limits = np.full(flows.shape, LIMITS.index("between"), np.int8)
@@ -288,7 +314,7 @@ def find_limits(ask: Request, flows: Floats) -> Codes:
 def max_flow(
     attention: Weights,
     *,
-    source: tuple[int, int],
+    source: tuple[int, int] | tuple[int, Iterable[int]],
     target: tuple[int, int] | tuple[int, Iterable[int]],
 ) -> MaxFlow:
     """The maximum flow between two nodes, with the flow on every edge and a minimum cut.
@@ -298,7 +324,8 @@ def max_flow(
     attention
         A graph, or weights, which stand for their default graph.
     source
-        (layer, position), where the flow starts. A negative position counts from the end.
+        (layer, position), where the flow starts, or (layer, positions), which send together. A
+        negative position counts from the end.
     target
         (layer, position), where it ends, or (layer, positions) for the flow to a group.
 
@@ -310,17 +337,18 @@ def max_flow(
 
     refuse_signed(attention)
     graph = read_graph(attention)
-    upper, (start,) = read_node(graph, source, "source")
-    lower, ends = read_node(graph, target, "target", several=True)
+    upper, starts = read_node(graph, source, "source")
+    lower, ends = read_node(graph, target, "target")
     if upper <= lower:
         raise OptionError(
             f"the source must be in a higher layer than the target; got {source=}, {target=}"
         )
     edges = graph.edge_layers[lower:upper]
-    value, on_edges, cut = find_flow_and_cut(edges, start, ends, scale=graph.largest_row_sum)
+    value, on_edges, cut = find_flow_and_cut(edges, starts, ends, scale=graph.largest_row_sum)
     places = tuple(
         (int(layer) + lower + 1, int(query), int(key)) for layer, query, key in np.argwhere(cut)
     )
+    start = starts if is_several(source[1]) else starts[0]
     end = ends if is_several(target[1]) else ends[0]
     capacity = sum(float(layer[full].sum()) for layer, full in zip(edges, cut, strict=True))
     if are_notices_read():

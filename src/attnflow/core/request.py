@@ -39,13 +39,15 @@ class Request:
     method
         The name of the method.
     layers, positions
-        The rows to compute; positions count from 0.
+        The rows to compute; positions count from 0. With sources, those of one after another.
     bottom
         The layer that the keys are positions of.
     normalize
         One of `NORMALIZATIONS`.
     groups
         Positions to take together as one key; None for single positions.
+    sources
+        Positions to take together as one row each; None for rows of single positions.
     """
 
     graph: AttentionGraph
@@ -55,6 +57,7 @@ class Request:
     bottom: int
     normalize: str | None
     groups: tuple[Group, ...] | None
+    sources: tuple[Group, ...] | None = None
 
     @classmethod
     def read(
@@ -66,6 +69,7 @@ class Request:
         bottom: int,
         normalize: str | None,
         groups: Groups | None,
+        sources: Groups | None = None,
         *,
         every_layer: bool,
     ) -> "Request":
@@ -77,7 +81,7 @@ class Request:
             A graph, or weights, which stand for their default graph.
         method
             The name of the method.
-        layers, positions, bottom, normalize, groups
+        layers, positions, bottom, normalize, groups, sources
             As the method takes them.
         every_layer
             Whether layers=None means all layers above `bottom`, or the top one.
@@ -99,6 +103,14 @@ class Request:
                 f" layers={list(tops)} (this graph has layers 0..{graph.depth})",
                 options=["bottom"],
             )
+        apart = read_together(graph, sources, "sources")
+        if apart is not None and positions is not None:
+            raise OptionError(
+                f"rows are of positions or of sources; got {positions=} as well: leave it out",
+                options=["positions"],
+            )
+        if apart is not None:
+            positions = [position for source in apart for position in source.positions]
         asked = graph.kept if positions is None else positions
         rows = check_query_positions(asked, graph.size, graph.removed)
         check_normalize(normalize)
@@ -107,16 +119,8 @@ class Request:
                 "normalize='receptive_field' is not defined for encoder-decoder graphs;"
                 " choose 'sum' or None"
             )
-        together = None
-        if groups is not None:
-            together = read_groups(
-                groups,
-                graph.size,
-                tokens=graph.tokens,
-                words=graph.words,
-                removed=graph.removed,
-            )
-        return cls(graph, method, tops, rows, bottom, normalize, together)
+        together = read_together(graph, groups, "groups")
+        return cls(graph, method, tops, rows, bottom, normalize, together, apart)
 
     def sum_groups(self, values: Floats) -> Floats:
         """values [..., key] summed over the groups, or as they are."""
@@ -128,6 +132,7 @@ class Request:
         find_limits: Callable[[Floats], Codes] | None = None,
         *,
         one_layer: bool = False,
+        joint: bool = False,
     ) -> TokenAttention:
         """Compute values [layer, query, key], normalise them, and name them.
 
@@ -140,6 +145,9 @@ class Request:
             Returns what limits the values, before they are normalised, as indices into `LIMITS`.
         one_layer
             Whether keys are positions of the layer below each layer, not of `bottom`.
+        joint
+            Whether `compute` returns one row per source; if not, one per position of each, whose
+            mean is taken once they are normalised.
         """
         values = compute(self.graph)
         limits = None if find_limits is None else find_limits(values)
@@ -147,18 +155,24 @@ class Request:
             relative = self.normalize == "receptive_field"
             normalise_rows(values, compute(self.graph.uniform()) if relative else None)
         tokens = name_positions(self.graph)
+        positions, queries = self.positions, tuple(tokens[place] for place in self.positions)
+        if self.sources is not None:
+            values = values if joint else average_sources(values, self.sources)
+            positions = tuple(max(source.positions) for source in self.sources)
+            queries = tuple(source.name for source in self.sources)
         return TokenAttention(
             values=values,
             method=self.method,
             layers=self.layers,
-            positions=self.positions,
+            positions=positions,
             bottom=None if one_layer else self.bottom,
             tokens=tokens if self.groups is None else tuple(group.name for group in self.groups),
-            queries=tuple(tokens[position] for position in self.positions),
+            queries=queries,
             causal=self.graph.causal,
             normalize=self.normalize,
             words=self.graph.words if self.groups is None else None,
             groups=self.groups,
+            sources=self.sources,
             limits=limits,
             window=self.graph.window,
             removed=self.graph.removed,
@@ -212,7 +226,37 @@ def normalise_rows(values: Floats, field: Floats | None = None) -> None:
     np.divide(values, sums, out=values, where=sums > 0)
 
 
+def sum_sources(values: Floats, sources: Sequence[Group]) -> Floats:
+    """[layer, source, key]: sums of [layer, position, key], one source after another."""
+    starts = np.cumsum([0, *(len(source.positions) for source in sources)])[:-1]
+    sums: Floats = np.add.reduceat(values, starts, axis=1)
+    return sums
+
+
+def average_sources(values: Floats, sources: Sequence[Group]) -> Floats:
+    """[layer, source, key]: the mean rows, likewise."""
+    sizes = np.array([len(source.positions) for source in sources])
+    mean: Floats = sum_sources(values, sources) / sizes[:, None]
+    return mean
+
+
 # ---- graphs and their nodes ----------------------------------------------------------------------
+
+
+def read_together(
+    graph: AttentionGraph, groups: Groups | None, what: str
+) -> tuple[Group, ...] | None:
+    """Groups of positions of a graph, checked; None if None. what: the option's name."""
+    if groups is None:
+        return None
+    return read_groups(
+        groups,
+        graph.size,
+        tokens=graph.tokens,
+        words=graph.words,
+        removed=graph.removed,
+        what=what,
+    )
 
 
 def read_graph(attention: Weights) -> AttentionGraph:
@@ -231,15 +275,11 @@ def refuse_signed(attention: Weights) -> None:
         )
 
 
-def read_node(
-    graph: AttentionGraph, node: object, what: str, *, several: bool = False
-) -> tuple[int, tuple[int, ...]]:
+def read_node(graph: AttentionGraph, node: object, what: str) -> tuple[int, tuple[int, ...]]:
     """The layer of a node (layer, position) of a graph, and its position or positions."""
     if not isinstance(node, Sequence | np.ndarray) or len(node) != 2 or isinstance(node, str):
         raise OptionError(f"{what} must be a pair (layer, position); got {node!r}")
     layer_given, position = node
-    if is_several(position) and not several:
-        raise OptionError(f"the position of {what} must be one; got {position!r}")
     (layer,) = check_integers([layer_given], what)
     if not 0 <= layer <= graph.depth:
         raise OptionError(f"the layer of {what} must be from 0 to {graph.depth}; got {layer}")

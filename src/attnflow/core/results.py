@@ -33,7 +33,7 @@ class TokenAttention(RowTable):
     method
         The name of the method.
     layers, positions
-        The layers and positions of the rows.
+        The layers and positions of the rows; for rows of `sources`, the last position of each.
     bottom
         The layer that the keys are positions of; None for raw attention.
     tokens, queries
@@ -46,6 +46,8 @@ class TokenAttention(RowTable):
         The number of the word per token; None if unknown.
     groups
         The positions that a key takes together; None if keys are positions.
+    sources
+        The positions that a row takes together, per row; None if rows are of single positions.
     limits
         [layer, query, key], of flow only: indices into `LIMITS`; see `limited_by`.
     window, removed
@@ -89,17 +91,26 @@ class TokenAttention(RowTable):
     edges: str = "attention"  # what an edge of the graph weighs
     source: Source | None = None
     lost: Floats | None = None  # [layer, query]
+    sources: tuple[Group, ...] | None = None  # one per row
 
     def __post_init__(self) -> None:
         if self.size is None and self.groups is None:  # keys are positions
             object.__setattr__(self, "size", int(self.values.shape[-1]))
 
     @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """Per row, the positions that it is of: one, or those of a source."""
+        if self.sources is None:
+            return tuple((position,) for position in self.positions)
+        return tuple(source.positions for source in self.sources)
+
+    @property
     def limited_by(self) -> npt.NDArray[np.str_]:
         """[layer, query, key], of flow only: the bound that the maximum flow equals.
 
-        "source": the sum of the source's row in its layer. "target": the sum of the column of the
-        target, or its group, in layer `bottom` + 1. "between": neither, or a removed position.
+        "source": the sum of the row of the source (of all its rows) in its layer. "target": the sum
+        of the column of the target, or its group, in layer `bottom` + 1. "between": neither, or a
+        removed position.
         """
         if self.limits is None:
             raise OptionError(
@@ -151,20 +162,22 @@ class TokenAttention(RowTable):
     def _count_visible(self, place: int) -> npt.NDArray[np.int64]:
         """[query, key] of the layer at this place: how many positions of a key a query may see.
 
-        A step through a layer with window w leads at most w - 1 positions away.
+        A step through a layer with window w leads at most w - 1 positions away. A source sees
+        what one of its positions sees.
         """
         layer = self.layers[place]
         bottom = layer - 1 if self.bottom is None else self.bottom
         keys = np.arange(self.values.shape[-1])  # their positions, one group after another
         if self.groups is not None:
             keys = np.concatenate([group.positions for group in self.groups])
-        ahead = keys[None, :] - np.array(self.positions)[:, None]  # [query, position]
+        ends = np.cumsum([0, *map(len, self.members)])[:-1]
+        ahead = keys[None, :] - np.concatenate(self.members)[:, None]  # [member, position]
         seen = ahead <= 0 if self.causal else np.ones(ahead.shape, bool)
         windows = (None,) if self.window is None else self.window[bottom:layer]
         if None not in windows:
             seen &= np.abs(ahead) <= sum(window - 1 for window in windows if window is not None)
         seen &= ~np.isin(keys, self.removed)
-        counts = seen.astype(np.int64)
+        counts = np.logical_or.reduceat(seen, ends, axis=0).astype(np.int64)  # [query, position]
         if self.groups is None:
             return counts
         starts = np.cumsum([0, *(len(group.positions) for group in self.groups)])[:-1]
@@ -248,6 +261,7 @@ class TokenAttention(RowTable):
             groups=self.groups,
             size=self.size,
             source=self.source,
+            sources=self.sources,
         )
 
     def _find_keys(self, positions: Iterable[int]) -> tuple[int, ...]:
@@ -295,6 +309,8 @@ class TokenAttention(RowTable):
             "values": self.values,
             **self._group_content(),
         }
+        if self.sources is not None:
+            content["sources"] = [source.positions for source in self.sources]
         flags = {"saturated": self.saturated, "lost": self.lost}
         return content | {name: array for name, array in flags.items() if array is not None}
 
@@ -307,7 +323,8 @@ class TokenAttention(RowTable):
 
     def __repr__(self) -> str:
         down_to = "" if self.bottom is None else f" to layer {self.bottom}"
-        positions = format_count(len(self.positions), "position")
+        kind = "position" if self.sources is None else "source"
+        positions = format_count(len(self.positions), kind)
         keys = format_count(len(self.tokens), "key" if self.groups is None else "group")
         layers = f"{self.method} from layers {list_numbers(self.layers)}{down_to}"
         return f"<TokenAttention: {layers}, {positions}, {keys}>"

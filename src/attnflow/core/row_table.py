@@ -31,6 +31,7 @@ class RowTable(ArrayTable):
     queries: tuple[str, ...]
     causal: bool
     groups: tuple[Group, ...] | None
+    sources: tuple[Group, ...] | None
     size: int | None
     source: Source | None
 
@@ -61,6 +62,7 @@ class RowTable(ArrayTable):
             layers=(self.layers[place],),
             positions=(self.positions[row],),
             queries=(self.queries[row],),
+            sources=None if self.sources is None else (self.sources[row],),
         )
 
     def top(
@@ -146,8 +148,10 @@ class RowTable(ArrayTable):
 
     def _name_row(self) -> str:
         """The first row, for a caption."""
-        token = show_token(self.queries[0])
-        return f"layer {self.layers[0]}, position {self.positions[0]} ({token})"
+        where = f"position {self.positions[0]}"
+        if self.sources is not None:
+            where = f"positions {list_numbers(self.sources[0].positions)}"
+        return f"layer {self.layers[0]}, {where} ({show_token(self.queries[0])})"
 
 
 def pick_largest(numbers: Floats) -> list[int]:

@@ -14,9 +14,13 @@ from attnflow.core.layers import Layers, rescale
 
 
 def find_flow_and_cut(
-    edges: Layers | Array, source: int, targets: Sequence[int], *, scale: float | None = None
+    edges: Layers | Array,
+    sources: Sequence[int],
+    targets: Sequence[int],
+    *,
+    scale: float | None = None,
 ) -> tuple[float, Floats, npt.NDArray[np.bool_]]:
-    """One maximum flow, from a node of the top layer to some nodes of layer 0 taken together.
+    """One maximum flow, from nodes of the top layer to nodes of layer 0, each taken together.
 
     Returns its value, the flow on every edge [layer, query, key], and which edges are a minimum
     cut. edges [layer, query, key] may be any finite numbers that are not negative; scale: the
@@ -24,32 +28,39 @@ def find_flow_and_cut(
     """
     edges, scale = rescale(edges, scale)
     depth, nodes, _ = edges.shape
-    group = list(targets)
+    origins, group = list(sources), list(targets)
     flow = np.zeros(edges.shape)
     # the cut lies around the nodes that could pass more on to the target
     reaching = np.zeros((depth + 1, nodes), bool)
     reaching[0, group] = True
     draining = keep_usable(edges[0][:, group])  # [node, target]
     if depth == 1:
-        flow[0, source, group] = draining[source]
+        flow[0][np.ix_(origins, group)] = draining[origins]
     else:
         inner = edges[1:-1]
         net = make_network(inner.held, find_ways(inner.held))
-        row, column = keep_usable(edges.rows(-1, [source]))[0], draining.sum(axis=1)
+        feeding = keep_usable(edges.rows(-1, origins))  # [source, node]
+        row, column = feeding.sum(axis=0), draining.sum(axis=1)
         net.supply[:], net.demand[:] = row, column
         search(np.inf, 0, nodes - 1, net)
-        flow[-1, source] = row - net.supply
+        flow[-1, origins] = fill_in_turn(row - net.supply, feeding)
         for step, capacities in enumerate(inner):
             flow[step + 1] = capacities - net.unused[step]
-        # a node fills its edges into the group one after another
-        before = draining.cumsum(axis=1) - draining
-        flow[0][:, group] = np.clip((column - net.demand)[:, None] - before, 0.0, draining)
+        flow[0][:, group] = fill_in_turn(column - net.demand, draining.T).T
         reaching[1:-1] = unpack_nodes(net.known, nodes)
     outside = ~reaching
-    outside[-1] = np.arange(nodes) == source
+    outside[-1] = np.isin(np.arange(nodes), origins)
     cut = outside[1:, :, None] & reaching[:-1, None, :]
     for layer, capacities in enumerate(edges):
         cut[layer] &= capacities > 0
-    value = scale * float(flow[-1, source].sum())
+    value = scale * float(flow[-1, origins].sum())
     flow *= scale
     return value, flow, cut
+
+
+# Which of several edges between a group and a node carry its flow changes neither value nor cut.
+def fill_in_turn(amounts: Floats, edges: Floats) -> Floats:
+    """[member, node]: amounts [node] on edges [member, node], which fill one after another."""
+    before = edges.cumsum(axis=0) - edges
+    filled: Floats = np.clip(amounts - before, 0.0, edges)
+    return filled

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnflow.core.arrays import Floats
+from attnflow.core.groups import list_numbers
 from attnflow.core.io.formatting import VIEW_ROWS, Panel, format_number
 from attnflow.core.io.tables import ArrayTable
 from attnflow.core.provenance import Source
@@ -25,7 +26,7 @@ class MaxFlow(ArrayTable):
     value
         The maximum flow.
     source
-        (layer, position), where it starts.
+        (layer, position), where it starts, or (layer, positions) that send together.
     target
         (layer, position), where it ends, or (layer, positions) of a group taken together.
     edges
@@ -52,13 +53,19 @@ class MaxFlow(ArrayTable):
     _source_field = "provenance"
 
     value: float
-    source: tuple[int, int]
+    source: tuple[int, int | tuple[int, ...]]
     target: tuple[int, int | tuple[int, ...]]
     edges: Floats  # [layer, query, key]
     cut: tuple[tuple[int, int, int], ...]
     cut_capacity: float
     tokens: tuple[str, ...]
     provenance: Source | None = None  # where it came from; `source` is a node
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The positions of the source: one, or those that send together."""
+        start = self.source[1]
+        return start if isinstance(start, tuple) else (start,)
 
     @property
     def targets(self) -> tuple[int, ...]:
@@ -82,11 +89,14 @@ class MaxFlow(ArrayTable):
         """The value, and the edges with the largest flow in their order."""
         rows = list(self.rows())
         places = sorted(range(len(rows)), key=lambda place: -rows[place][5])[:VIEW_ROWS]
-        ends = ", ".join(show_token(self.tokens[position]) for position in self.targets)
-        upper, start = self.source
+        starts, ends = (
+            ", ".join(show_token(self.tokens[position]) for position in positions)
+            for positions in (self.sources, self.targets)
+        )
+        where = f"position{'s' * (len(self.sources) > 1)} {list_numbers(self.sources)}"
         caption = (
-            f"maximum flow {format_number(self.value)} from layer {upper}, position {start}"
-            f" ({show_token(self.tokens[start])}) to layer {self.target[0]} ({ends}),"
+            f"maximum flow {format_number(self.value)} from layer {self.source[0]}, {where}"
+            f" ({starts}) to layer {self.target[0]} ({ends}),"
             f" limited by {len(self.cut)} edges"
         )
         cut_off = f"the {len(places)} strongest of {len(rows):,} edges"
@@ -108,7 +118,11 @@ class MaxFlow(ArrayTable):
         """The edges are all of them, [layer, query, key]."""
         content = self._content()
         del content["target"]
+        if isinstance(self.source[1], tuple):
+            del content["source"]
         return content | {
+            "source_layer": self.source[0],
+            "source_positions": self.sources,
             "target_layer": self.target[0],
             "target_positions": self.targets,
             "edges": self.edges,

@@ -18,7 +18,8 @@ The form in which it is solved
 
     Supply and demand may be any two vectors: that is how solve.py cuts a deep problem down to a
     shallow one, and how several nodes of layer 0 become one target, into which all of them drain:
-    its demand is the sum of their columns.
+    its demand is the sum of their columns. Several nodes of the top layer become one source in the
+    same way: its supply is the sum of their rows.
 
 Capacities that carry nothing
     Maximum flow is homogeneous: capacities times s give the flow times s. So all capacities are

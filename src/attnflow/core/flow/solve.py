@@ -28,6 +28,7 @@ from attnflow.core.flow.search import MET, search_pairs
 from attnflow.core.layers import Layers, rescale
 
 Tick = Callable[[int, int], None]  # called with how much is done, and of how much
+Sources = npt.NDArray[np.int64] | Sequence[Sequence[int]]  # nodes, or groups of nodes
 # nodes of the searches in one block of work: well under a second, so that Ctrl-C is noticed
 BLOCK_NODES = 400_000
 
@@ -43,18 +44,30 @@ def find_demands(lowest: Floats, groups: Sequence[Sequence[int]] | None) -> Floa
     return np.ascontiguousarray(columns)
 
 
+# Supplies, in the same way. A group is one source with an edge to each of its nodes that never
+# fills: a node can hand on no more than the sum of its row, so that sum is capacity enough. Node u
+# of the highest inner layer can then be given the sum of the group's edges into it.
+def find_supplies(edges: Layers, sources: Sources) -> Floats:
+    """[source, node] from the highest edges; a source is a query, or a group of queries."""
+    if isinstance(sources, np.ndarray):
+        return keep_usable(edges.rows(-1, sources))
+    return np.stack([keep_usable(edges.rows(-1, list(group))).sum(axis=0) for group in sources])
+
+
 # Outer cuts. All flow leaves the source and enters the target, so it is at most the sum of either
 # side. In a causal graph edges never lead to a later position, so what reaches the target from
 # source k stays between the first node with demand and k, and only that part of a sum counts. The
-# first node with demand is the target itself, or the first of a group, or a later one.
+# first node with demand is the target itself, or the first of a group, or a later one. Of a group
+# of sources, k is the last.
 def bound_by_outer_cuts(
-    supplies: Floats, demands: Floats, sources: npt.NDArray[np.int64], causal: bool
+    supplies: Floats, demands: Floats, sources: Sources, causal: bool
 ) -> Floats:
     """[source, target]: the smaller of what can leave the source and can enter the target."""
     if causal:
         first = (demands > 0).argmax(axis=1)  # [target]; any node without demand
         leaving = supplies[:, ::-1].cumsum(axis=1)[:, ::-1][:, first]  # from there on
-        entering = demands.cumsum(axis=1)[:, sources].T  # up to the source
+        last = [np.max(source) for source in sources]
+        entering = demands.cumsum(axis=1)[:, last].T  # up to the source
     else:
         leaving = supplies.sum(axis=1)[:, None]  # [source, 1]
         entering = demands.sum(axis=1)[None, :]  # [1, target]
@@ -214,7 +227,7 @@ class FlowOptions(TypedDict, total=False):
 
 def find_flows(
     edges: Layers | Array,
-    sources: npt.NDArray[np.int64],
+    sources: Sources,
     *,
     groups: Sequence[Sequence[int]] | None = None,
     scale: float | None = None,
@@ -222,7 +235,7 @@ def find_flows(
     workers: int = 1,
     tick: Tick | None = None,
 ) -> Floats:
-    """[source, target]: the maximum flows from some nodes of the top layer to layer 0.
+    """[source, target]: the maximum flows from nodes of the top layer, or groups, to layer 0.
 
     edges [layer, query, key]. The targets are the nodes of layer 0, or groups of them. scale: the
     largest row sum of the graph that the layers belong to, computed if None.
@@ -230,8 +243,9 @@ def find_flows(
     edges, scale = rescale(edges, scale)
     demands = find_demands(edges[0], groups)
     if len(edges) == 1:
-        return np.ascontiguousarray(scale * demands[:, sources].T)
-    supplies = keep_usable(edges.rows(-1, sources))
+        direct = [demands[:, source].reshape(len(demands), -1).sum(axis=1) for source in sources]
+        return scale * np.stack(direct)
+    supplies = find_supplies(edges, sources)
     flows = np.full((len(supplies), len(demands)), np.nan)
     if len(edges) == 2:
         solve_two_layers(supplies, demands, flows)

@@ -186,18 +186,19 @@ class ArrayTable(Table):
 
     @abstractmethod
     def _content(self) -> dict[str, object]:
-        """The content of JSON: arrays as they are, `groups` as lists of positions."""
+        """The content of JSON: arrays as they are, `groups`, `sources` as lists of positions."""
 
     def _arrays(self) -> dict[str, object]:
         """The content of an .npz file; overridden if JSON has values that arrays cannot hold.
 
-        Groups become one array of all their positions and one of their lengths.
+        Groups and sources become one array of all their positions and one of their lengths.
         """
         arrays = self._content()
-        groups: list[tuple[int, ...]] | None = arrays.pop("groups", None)  # type: ignore[assignment]
-        if groups is not None:
-            arrays["group_positions"] = np.concatenate(groups)
-            arrays["group_lengths"] = np.array([len(positions) for positions in groups])
+        for what in ("group", "source"):
+            groups: list[tuple[int, ...]] | None = arrays.pop(f"{what}s", None)  # type: ignore[assignment]
+            if groups is not None:
+                arrays[f"{what}_positions"] = np.concatenate(groups)
+                arrays[f"{what}_lengths"] = np.array([len(positions) for positions in groups])
         return arrays
 
     def _writers(self) -> dict[str, Writer]:

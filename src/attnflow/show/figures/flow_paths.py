@@ -71,7 +71,7 @@ def flow_paths(
     if not isinstance(max_flow, MaxFlow):
         raise OptionError(f"flow_paths draws what max_flow gives; got {type(max_flow).__name__}")
     check_orientation(orientation)
-    (upper, start), (lower, _) = max_flow.source, max_flow.target
+    upper, lower = max_flow.source[0], max_flow.target[0]
     layers, size = list(range(lower + 1, upper + 1)), len(max_flow.tokens)
     meaning = f"layers {list_numbers(layers)} and {size} tokens"
     check_shape("edges [layer, query, key]", max_flow.edges, (len(layers), size, size), meaning)
@@ -97,8 +97,9 @@ def flow_paths(
         ),
         "nodes": draw_frame(ax, layers, max_flow.tokens, orientation, None),
     }
+    above = [place_node(orientation, upper, source) for source in max_flow.sources]
     below = [place_node(orientation, lower, target) for target in max_flow.targets]
-    ends = np.array([place_node(orientation, *max_flow.source), *below])
+    ends = np.array([*above, *below])
     ring: Any = {"facecolor": "white", "edgecolor": "black", "linewidth": 1.2}
     artists["ends"] = ax.scatter(ends[:, 0], ends[:, 1], s=34, zorder=4, **ring)
     limits = len(max_flow.cut)
@@ -114,8 +115,10 @@ def flow_paths(
         frameon=False,
         borderaxespad=0.1,
     )
-    first, *last = label_tokens([max_flow.tokens[place] for place in (start, *max_flow.targets)])
-    way = f"from {first} in layer {upper} to {' '.join(last)} in layer {lower}"
+    names = label_tokens([max_flow.tokens[at] for at in (*max_flow.sources, *max_flow.targets)])
+    sources = len(max_flow.sources)
+    start, end = " ".join(names[:sources]), " ".join(names[sources:])
+    way = f"from {start} in layer {upper} to {end} in layer {lower}"
     title = "\n".join([f"maximum flow {max_flow.value:.3g}", way, *notes])
     ax.set_title(title, parse_math=False, pad=KEY_PAD)
     return panels.finish(artists, [max_flow])

@@ -222,6 +222,11 @@ def draw_graph(
     """Draw one result into one of the panels; returns the artists."""
     ax, size, scale = panels.axes[place], len(result.tokens), view.scale
     layer, position, excluded = view.layer, view.position, view.excluded
+    if result.sources is not None:
+        raise OptionError(
+            "a graph has a row per position, and these rows are of several taken together: leave"
+            " sources out, or draw max_flow with flow_paths"
+        )
     if not has_token_keys(result):
         raise OptionError(
             "a graph needs the same tokens as queries and as keys; got words as keys:"
