@@ -131,21 +131,19 @@ def tabulate_spread(report: af.TruthReport, title: str, by: str) -> Sheet:
 
 
 def tabulate_differences(report: af.TruthReport, rows: list[str], others: list[str]) -> Sheet:
-    """Paired differences of some rows to others."""
+    """Paired differences of some rows to others; bold where one is ahead."""
     lines = []
     for name in rows:
+        line = [name]
         for other in others:
             if other == name:
+                line.append("")
                 continue
             (found,) = report.differences([name, other]).rows()
-            judged = "level" if found.level else "ahead" if found.difference > 0 else "behind"
             interval = f"{found.difference:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-            lines.append([name, other, interval, judged, f"{found.prompts}"])
-    return Sheet(
-        "paired differences in mrr, on the reporting half",
-        ["row", "other", "difference", "", "prompts"],
-        lines,
-    )
+            line.append(interval if found.level else f"**{interval}**")
+        lines.append(line)
+    return Sheet("paired differences in mrr, on the reporting half", ["row", *others], lines)
 
 
 def main() -> None:
@@ -194,7 +192,8 @@ def main() -> None:
         [[f"{cell}" for cell in row] for row in prompts.rows()],
     )
     others = ["gradient rollout", "later tokens first", "relevance", "input_gradient", "blank_out"]
-    compared = [*CANDIDATES, *(f"{name}{suffix}" for suffix in FOILS[1:] for name in CANDIDATES)]
+    contrasted = [name for name in CANDIDATES if name.startswith("relevance ")]
+    compared = [*CANDIDATES, *(f"{name}{foil}" for foil in FOILS[1:] for name in contrasted)]
     keyed = report.mean(chosen, "precision").prompts
     figures = [
         Figure("prompts kept", len(prompts), "", 200, at_least=True),
