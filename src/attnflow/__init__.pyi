@@ -18,6 +18,9 @@ from .analysis.importance.blank_out import blank_out
 from .analysis.importance.importance import Importance
 from .analysis.importance.input_gradient import input_gradient
 from .analysis.importance.relevance import relevance
+from .analysis.intervene.change import Change
+from .analysis.intervene.intervene import intervene
+from .analysis.intervene.intervention import Intervention
 from .analysis.run import (
     Event,
     GraphMade,
@@ -79,6 +82,7 @@ __all__ = [
     "AttnFlowError",
     "BackwardRule",
     "CaptureError",
+    "Change",
     "Comparison",
     "CorpusWarning",
     "EdgeWeight",
@@ -92,6 +96,7 @@ __all__ = [
     "ImportanceReady",
     "InputDone",
     "InputEncoded",
+    "Intervention",
     "LayerMix",
     "MaxFlow",
     "MethodRun",
@@ -134,6 +139,7 @@ __all__ = [
     "flow",
     "generate",
     "input_gradient",
+    "intervene",
     "load",
     "max_flow",
     "planted",

@@ -148,6 +148,21 @@ def run_batch(
                 output = model.model(**arguments)
         else:
             calls, output = collect_eager_calls(model.model, arguments, heads)
+    return ForwardPass(assemble_batch(model, inputs, calls, heads), output)
+
+
+def assemble_batch(
+    model: Model,
+    inputs: Sequence[Encoded],
+    calls: Sequence[LayerWeights],
+    heads: str | None,
+    *,
+    may_be_empty: bool = False,
+) -> list[Attention]:
+    """The attention of each input of a batch, from the recorded calls.
+
+    may_be_empty: whether rows may be all 0, which become the identity.
+    """
     if not calls:
         raise CaptureError(f"{model.name} has no attention that could be captured")
     if not model.is_encoder_decoder and model.depth not in (None, len(calls)):
@@ -159,7 +174,7 @@ def run_batch(
     attentions = []
     for place, encoded in enumerate(inputs):
         if model.is_encoder_decoder:
-            attention = assemble_pair(model, encoded, calls, place, heads, source)
+            attention = assemble_pair(model, encoded, calls, place, heads, source, may_be_empty)
         else:
             attention = assemble_stack(
                 model,
@@ -171,9 +186,10 @@ def run_batch(
                 words=encoded.words,
                 grid=encoded.grid,
                 source=source,
+                may_be_empty=may_be_empty,
             )
         attentions.append(attention)
-    return ForwardPass(attentions, output)
+    return attentions
 
 
 def read_arguments(model: Model, inputs: Sequence[Encoded], *, logits: bool = True) -> Arguments:
@@ -219,11 +235,13 @@ def assemble_stack(
     words: Sequence[int | None] | None = None,
     grid: tuple[int, int] | None = None,
     source: Source | None = None,
+    may_be_empty: bool = False,
 ) -> Attention:
     """The attention of an encoder, a decoder or a vision model: one call per layer.
 
     place: the index of the sequence in the batch. span: its positions, without padding. tokens,
-    words, grid: as for `Attention`. source: that of the model if None.
+    words, grid: as for `Attention`. source: that of the model if None. may_be_empty: as for
+    `assemble_batch`.
     """
     size = span.stop - span.start
     for number, call in enumerate(calls, start=1):
@@ -240,7 +258,7 @@ def assemble_stack(
     shares = [call.no_token_share for call in calls]
     with name_failure(model):
         return Attention(
-            stack_calls(model, calls, place, span, heads),
+            stack_calls(model, calls, place, span, may_be_empty or heads == "min"),
             causal=must_be_causal or None,
             window=[
                 None if call.window is None or call.window >= size else call.window
@@ -267,7 +285,7 @@ def stack_shares(shares: Sequence[Array | None]) -> Array | None:
 
 
 def stack_calls(
-    model: Model, calls: Sequence[LayerWeights], place: int, span: slice, heads: str | None
+    model: Model, calls: Sequence[LayerWeights], place: int, span: slice, may_be_empty: bool
 ) -> Array:
     """[layer, head, query, key] of one sequence.
 
@@ -279,12 +297,12 @@ def stack_calls(
         base is not None
         and base.shape == shape
         and span.start == 0
-        and heads != "min"
+        and not may_be_empty
         and all(call.weights.base is base for call in calls)
     ):
         return base[:, 0]
     stacked = np.stack([call.weights[place, :, span, span] for call in calls])
-    if heads == "min":
+    if may_be_empty:
         fill_empty_rows(stacked)
     return stacked
 
@@ -309,11 +327,13 @@ def assemble_pair(
     place: int,
     heads: str | None,
     source: Source | None = None,
+    may_be_empty: bool = False,
 ) -> Attention:
     """The attention of an encoder-decoder: one graph over encoder and decoder positions.
 
     An encoder layer mixes encoder positions; a decoder layer is two graph layers, self-attention
-    and then attention to the encoder. source: that of the model if None.
+    and then attention to the encoder. source: that of the model if None. may_be_empty: as for
+    `assemble_batch`.
     """
     count_heads(model, calls)
     encoder, decoder = len(encoded.ids), len(encoded.decoder_ids)
@@ -323,7 +343,7 @@ def assemble_pair(
         height, width = rows.stop - rows.start, columns.stop - columns.start
         weights = call.weights[place, :, :height, :width]  # without padding
         layer = embed_layer(weights, rows, columns, encoder + decoder)
-        if heads == "min":
+        if may_be_empty or heads == "min":
             fill_empty_rows(layer)
         layers.append(layer)
     order, titles = order_layers([call.name for call in calls])

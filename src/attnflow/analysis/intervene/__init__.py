@@ -1,0 +1,1 @@
+"""Interventions: predictions and attention before and after a change inside the model."""
