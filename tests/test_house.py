@@ -16,6 +16,7 @@ import pytest
 
 import attnflow as af
 from attnflow import progress
+from tests.families import build
 from tests.shape import MOST_DECISIONS, count_decisions, find_shared_names, list_functions
 
 SOURCE = Path(af.__file__).parent
@@ -259,6 +260,24 @@ def test_progress_goes_to_a_listener_and_shows_no_bar(
         before = len(seen)  # another thread has a context of its own
         pool.submit(af.evaluate, "verb-number", texts[:2], methods="raw", against="blank_out")
     assert len(seen) == before
+
+
+def test_a_listener_hears_each_generated_token_and_may_stop_it() -> None:
+    model, seen = build("llama"), list[af.Progress]()
+    with af.progress_listener(seen.append):
+        story = af.generate(model, [[7, 8], [9, 10, 11]], max_new_tokens=3, eos_token_id=None)
+        ended = af.generate(model, [7, 8], max_new_tokens=5, eos_token_id=range(64))
+    assert [len(each.tokens) for each in story] == [3, 3]
+    assert len(ended.tokens) == 1
+    assert seen == [
+        af.Progress("generating", *pair) for pair in ((1, 3), (2, 3), (3, 3), (1, 5), (1, 1))
+    ]
+
+    def stop(heard: af.Progress) -> None:
+        raise LookupError(f"enough at {heard.done}")
+
+    with af.progress_listener(stop), pytest.raises(LookupError, match="enough at 1"):
+        af.generate(model, [7, 8], max_new_tokens=3)
 
 
 def test_a_progress_bar_shows_on_a_terminal_only(

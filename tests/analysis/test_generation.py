@@ -280,7 +280,7 @@ def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> No
             "generate needs a causal LM; BertModel is for encoder",
         ),
         (lambda: story("llama", "a text"), "no tokenizer"),
-        (lambda: story("llama", nonsense=3), "cannot generate with .*nonsense"),
+        (lambda: story("llama", nonsense=3), "cannot generate: .*nonsense"),
         (lambda: story("llama", [{"role": "user", "content": "hello"}]), "chat template"),
         (lambda: story("llama").rollout(normalize="max"), "unknown normalize 'max'"),
         (lambda: story("llama").rollout(without=[7]), "without must leave the positions from 5 on"),

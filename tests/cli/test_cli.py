@@ -405,6 +405,10 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         assert out.stat().st_size > 50
     lines = (tmp_path / "story.csv").read_text().splitlines()
     assert lines[0] == "method,layer,position,query,key,token,value,source"
+    out = tmp_path / "one.csv"
+    given = ["--max-new-tokens", "2", "--layer", "2", "--out", str(out)]
+    assert inside(monkeypatch, "generate", folders / "decoder", "the key", *given) == 0
+    assert {line.split(",")[1] for line in out.read_text().splitlines()[1:]} == {"2"}
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,9 @@ def selective(messages: Sequence[Message]) -> list[Piece]:
 
 
 def ask(messages: Sequence[Message], prompt: str) -> list[Piece]:
-    """The generation prompt, unless the assistant spoke last."""
-    return [] if messages[-1]["role"] == "assistant" else [(prompt, None)]
+    """The generation prompt, unless the assistant spoke last, and not of a turn yet to begin."""
+    last = messages[-1]
+    return [] if last["role"] == "assistant" and "is_over" not in last else [(prompt, None)]
 
 
 def write(body: str, prompt: str) -> str:
@@ -137,13 +138,19 @@ def attempt(draw: random.Random, number: int, folder: Path) -> str | None:
     """Read one chat; what is wrong with its text or its turns, if anything."""
     template, render = TEMPLATES[number % len(TEMPLATES)]
     messages = draw_chat(draw)
-    pieces = render(messages)
+    said = list(messages)
+    begins = said[-1]["role"] == "assistant" and not said[-1]["content"].strip()
+    if begins:  # an empty turn is begun by the generation prompt
+        said = [*said[:-2], {**said[-2], "is_over": True}] if len(said) > 1 else []
+    if not said:
+        return None
+    pieces = render(said)
     tokenizer = word_tokenizer()
     tokenizer.chat_template = template
     model = make_reader(tokenizer)
     text = "".join(piece for piece, _ in pieces)
     spans = locate(messages, pieces)
-    if messages[-1]["role"] == "assistant" and (last := spans.get(len(messages) - 1)):
+    if said[-1]["role"] == "assistant" and not begins and (last := spans.get(len(messages) - 1)):
         text = text[: last[-1][1]]  # which is continued
     if not text.strip():
         return None

@@ -111,16 +111,55 @@ def test_a_final_turn_of_the_assistant_is_continued() -> None:
     assert read(chat) == [("1 user", ["the key"]), ("2 assistant", ["is lost"])]
 
 
+@pytest.mark.parametrize("content", ["", " \n", [], [{"type": "text", "text": ""}]])
+def test_an_empty_final_turn_of_the_assistant_is_begun(content: Any) -> None:
+    chat = render("m['content'] | trim", say(("user", "the key"), ("assistant", content)))
+    assert chat.text == "<|im_start|>user\nthe key<|im_end|>\n<|im_start|>assistant"
+    assert read(chat) == [("1 user", ["the key"])]
+    assert len(chat.messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "last", "message"),
+    [
+        ("m['tool_calls'] or m['content']", {"tool_calls": "find"}, "but this one calls tools"),
+        ("m['content']", {"content": "so", "tool_calls": "find"}, "but this one calls tools"),
+        ("m['content'] | reverse", {"content": "lost"}, "so that its end is unknown"),
+        ("m['content'] if loop.first else ''", {"content": "lost"}, "the template leaves this one"),
+    ],
+)
+def test_a_final_turn_that_cannot_be_continued_is_refused(
+    body: str, last: Message, message: str
+) -> None:
+    with pytest.raises(af.OptionError, match=message):
+        render(body, [*say(("user", "key")), {"role": "assistant", **last}])
+
+
+def test_parts_are_joined_for_a_template_that_takes_texts() -> None:
+    parts = [{"type": "text", "text": "the 'key'"}, {"type": "text", "text": "is"}]
+    chat = render("m['content'] | string", say(("user", parts), ("assistant", parts[:1])))
+    assert read(chat) == [("1 user", ["the 'key'\nis"]), ("2 assistant", ["the 'key'"])]
+    assert chat.text.endswith("the 'key'")
+    with pytest.raises(af.OptionError, match="parts that are not text: leave them out"):
+        render("m['content'] | string", say(("user", [*parts, {"type": "image", "url": "a"}])))
+
+
 def test_contents_that_cannot_be_placed_are_told_and_the_text_is_whole() -> None:
-    messages = say(("user", "the key"), ("assistant", "lost"))
+    messages = say(("user", "the key"), ("user", "lost"))
     chat = render("m['content'] | reverse", messages)
     assert chat.turns == ()
     assert "the content of message 1" in chat.problem
-    assert chat.text.endswith("tsol<|im_end|>\n")
+    assert chat.text.endswith("tsol<|im_end|>\n<|im_start|>assistant")
 
 
 def test_what_a_template_refuses_is_one_line() -> None:
     with pytest.raises(af.OptionError, match="the chat template refuses these messages: no such"):
         render("raise_exception('no\nsuch')", say(("user", "a")))
+    with pytest.raises(af.OptionError, match="template of the tokenizer is broken in line 2: u"):
+        render("m['content'", say(("user", "a")))
+    with pytest.raises(af.OptionError, match="failed on these messages: UndefinedError: 'dict"):
+        render("m.missing.name", say(("user", "a")))
+    with pytest.raises(af.OptionError, match="must have a message that is not empty"):
+        render("m['content']", say(("assistant", " ")))
     with pytest.raises(af.OptionError, match="must have a role and a content"):
         render("m['content']", [{"role": "user"}])

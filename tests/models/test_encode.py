@@ -305,12 +305,12 @@ def test_contents_that_only_the_template_knows_are_left_to_it() -> None:
         "{% endfor %}",
     )
     chat: list[dict[str, Any]] = [
-        {"role": "user", "content": [{"type": "text", "text": "the key"}]},
         {"role": "assistant", "tool_calls": "here"},
+        {"role": "user", "content": [{"type": "text", "text": "the key"}]},
     ]
     encoded = model.encode(chat)
-    assert encoded.tokens == ("[MASK]", "the", "key", "[MASK]", "here")
-    assert [turn.name for turn in encoded.turns] == ["1 user"]
+    assert encoded.tokens == ("[MASK]", "here", "[MASK]", "the", "key")
+    assert [turn.name for turn in encoded.turns] == ["2 user"]
 
 
 REVERSED = TEMPLATE.replace("| trim", "| reverse")

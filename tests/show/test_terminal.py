@@ -19,6 +19,7 @@ from rich.style import Style
 from rich.text import Text
 
 import attnflow as af
+from attnflow.analysis.explain.summary import format_percent
 from attnflow.cli import commands as cli
 from attnflow.core.text import show_token
 from attnflow.show.terminal.answers import print_explanation, print_story
@@ -292,6 +293,48 @@ def test_a_story_names_what_stands_out_against_the_others() -> None:
         assert (story.prompt[best] in line) == stands
         assert ("nothing stands out" in line) == (not stands)
     assert lines[-1].startswith("left out: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "layer", "exclude"),
+    [
+        ({"method": "raw"}, 1, "none"),
+        ({"method": "rollout", "residual": 0.1}, 2, "none"),
+        ({"method": "rollout", "without": [1]}, 3, "special"),
+        ({"method": "flow", "normalize": "receptive_field"}, 3, [2]),
+    ],
+)
+def test_the_sentence_of_a_story_is_of_what_is_shown(
+    options: dict[str, Any], layer: int, exclude: Any
+) -> None:
+    from tests.families import perturb, word_tokenizer
+
+    model = af.Model(perturb("llama"), word_tokenizer())
+    story = af.generate(
+        model, "the lost key to cabinets is here", max_new_tokens=4, eos_token_id=None
+    )
+    result = story.by(**{"normalize": "sum", "edges": "attention", **options})
+    made = console(200)
+    print_story(made, story, result, layer=layer, reference="others", exclude=exclude)
+    sentence = read(made).splitlines()[0]
+    shares = result.values[:, :, layer - 1].copy()  # [generated, token]
+    marked = [at for at, token in enumerate(story.prompt) if token in story.special]
+    gone = {"none": [], "special": marked}.get(str(exclude), exclude)
+    shares[:, gone] = 0
+    mean = (shares / shares.sum(axis=1, keepdims=True)).mean(axis=0)
+    best = int(mean.argmax())
+    share = f"({format_percent(float(mean[best]))})"
+    assert re.search(rf"read mostly \W*{re.escape(story.prompt[best].strip('[]'))}\W* ", sentence)
+    assert share in sentence
+    assert ("special tokens aside" in sentence) == (exclude == "special")
+    assert "sinks" not in sentence
+
+
+def test_common_words_that_are_not_named_are_told() -> None:
+    _, _, lines = tell_story(keep_common=False)
+    assert lines[-1] == "common, not named: the, to, is, here; --keep-common names all"
+    _, _, lines = tell_story(keep_common=True)
+    assert not any("--keep-common" in line for line in lines)
 
 
 def test_a_story_without_comparison_shows_the_prompt_for_each_token() -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from attnflow import figures
 from attnflow.analysis.generate.generate import generate
+from attnflow.analysis.generate.prompt_attention import PromptAttention
 from attnflow.analysis.job import Job
 from attnflow.cli.options import (
     OWN,
@@ -56,6 +57,10 @@ class ResultFlags(GraphFlags):
         if kinds is None and (made or self.normalize == "receptive_field"):
             return {"attention": None}
         return kinds
+
+    def choose_layer(self, result: PromptAttention) -> PromptAttention:
+        """The layer of a result that is shown; all if none is chosen."""
+        return result if self.layer is None else result.at_layer(self.layer)
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,9 @@ def generate_command(
             normalize=normalize,
             **graph,
         )
-    layer = result.layers[-1] if shown.layer is None else shown.layer
-    check_layer_number(layer, len(result.layers))
     if output.out is not None:
-        output.write(figures.generation(result, layer) if output.is_picture else result)
+        chosen = shown.choose_layer(result)
+        output.write(figures.generation(chosen) if output.is_picture else chosen)
         return
     if view.compared_with is None and len(story.tokens) < 2:
         reference = "even"  # a single token has no others
@@ -132,7 +136,7 @@ def generate_command(
         Console(),
         story,
         result,
-        layer=layer,
+        layer=shown.choose_layer(result).layers[-1],
         reference=reference,
         exclude=exclude,
         keep_common=view.keep_common,
@@ -142,4 +146,4 @@ def generate_command(
 def check_layer_number(layer: int, depth: int) -> None:
     """Refuse a layer that the model does not have."""
     if not 1 <= layer <= depth:
-        raise OptionError(f"layer must be from 1 to {depth}; got {layer}")
+        raise OptionError(f"layer must be from 1 to {depth}; got {layer}", options=["layer"])

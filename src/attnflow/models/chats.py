@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
-from attnflow.errors import OptionError
+from attnflow.errors import AttnFlowError, OptionError
 
 Message = dict[str, Any]  # its role and content; templates may read more
 Range = tuple[int, int]  # (start, end), the end not included
@@ -60,7 +60,7 @@ class Chat:
         As they were given.
     text
         As the template writes it. It ends with the generation prompt or, where the assistant spoke
-        last, with the content to be continued.
+        last, with the content to be continued; an empty one is begun by the generation prompt.
     turns
         Without empty contents, and without those that the template leaves out.
     problem
@@ -82,7 +82,12 @@ def read_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Chat:
         )
     for message in messages:
         check_message(message)
-    continues = messages[-1]["role"] == "assistant"
+    given, told = tuple(map(dict, messages)), list(messages)
+    continues = told[-1]["role"] == "assistant"
+    if continues and is_blank(told[-1]):
+        told, continues = told[:-1], False
+    if not told:
+        raise OptionError("a chat must have a message that is not empty; got none")
 
     def render(changed: list[Message]) -> str:
         return str(
@@ -92,15 +97,18 @@ def read_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Chat:
         )
 
     try:
-        text = render(list(messages))
-    except Exception as error:  # a template may refuse a role, or an order of roles
-        line = " ".join(str(error).split())
-        raise OptionError(f"the chat template refuses these messages: {line[:300]}") from error
-    template = Template(render, messages, text)
-    places = [template.find_content(number) for number in range(len(messages))]
-    given, last = tuple(map(dict, messages)), places[-1]
-    if continues and last:
-        text = text[: last[-1][1]]
+        text = render(told)
+        if any(is_printed(message, text) for message in told):
+            told = list(map(join_parts, told))
+            text = render(told)
+    except AttnFlowError:
+        raise
+    except Exception as error:
+        raise OptionError(describe_failure(error)) from error
+    template = Template(render, told, text)
+    places = [template.find_content(number) for number in range(len(told))]
+    if continues:
+        text = text[: find_end(told[-1], places[-1])]
     if None in places:
         problem = (
             f"the template changes the content of message {places.index(None) + 1}, so that its"
@@ -109,7 +117,7 @@ def read_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Chat:
         return Chat(given, text, problem=problem)
     turns = [
         Turn(f"{number} {message['role']}", spans)
-        for number, (message, spans) in enumerate(zip(messages, places, strict=True), start=1)
+        for number, (message, spans) in enumerate(zip(told, places, strict=True), start=1)
         if spans
     ]
     return Chat(given, text, tuple(turns))
@@ -122,6 +130,68 @@ def check_message(message: Mapping[str, object]) -> None:
     known = isinstance(content, str | list) or "tool_calls" in message
     if not known or not isinstance(message.get("role"), str):
         raise OptionError(f"a message must have a role and a content, both texts; got {message!r}")
+
+
+def is_blank(message: Message) -> bool:
+    """Whether a message has nothing but a role."""
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return Content.read(message) is None and not any(others.values()) and has_texts_only(message)
+
+
+def has_texts_only(message: Message) -> bool:
+    """Whether every part of a content is a text."""
+    parts = message.get("content") or ()
+    return all(
+        isinstance(part, str) or (isinstance(part, dict) and isinstance(part.get("text"), str))
+        for part in parts
+    )
+
+
+def is_printed(message: Message, text: str) -> bool:
+    """Whether a template that takes texts wrote the parts of a content as Python prints them."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return False
+    return any(isinstance(part, dict) and part and str(part) in text for part in parts)
+
+
+def join_parts(message: Message) -> Message:
+    """The message with one text: its parts, each on a line of its own."""
+    if not isinstance(message.get("content"), list):
+        return message
+    if not has_texts_only(message):
+        raise OptionError(
+            "the chat template takes texts as contents, and a content has parts that are not text:"
+            " leave them out"
+        )
+    return {**message, "content": "\n".join(map(read_text_part, message["content"]))}
+
+
+def find_end(message: Message, spans: Ranges | None) -> int:
+    """Where the text of a chat ends whose last turn is continued."""
+    if message.get("tool_calls"):
+        problem = "this one calls tools"
+    elif spans is None:
+        problem = "the template changes this one, so that its end is unknown"
+    elif not spans:
+        problem = "the template leaves this one out"
+    else:
+        return spans[-1][1]
+    raise OptionError(
+        f"a final turn of the assistant is continued, but {problem}: end with another turn, or"
+        " give the text of the chat"
+    )
+
+
+def describe_failure(error: Exception) -> str:
+    """Why a template wrote nothing: it may refuse a role or an order of roles, or be broken."""
+    kind, line = type(error).__name__, " ".join(str(error).split())[:300]
+    if kind == "TemplateError":  # what `raise_exception` raises
+        return f"the chat template refuses these messages: {line}"
+    if kind in ("TemplateSyntaxError", "TemplateAssertionError"):
+        where = f" in line {number}" if (number := getattr(error, "lineno", None)) else ""
+        return f"the chat template of the tokenizer is broken{where}: {line}"
+    return f"the chat template failed on these messages: {kind}: {line}"
 
 
 # ---- where contents stand -----------------------------------------------------------------------

@@ -28,6 +28,7 @@ from attnflow.core.text import PATCH_NAME, number_marked, show_token, show_watch
 if TYPE_CHECKING:
     from attnflow.analysis.explain.explanation import Explanation
     from attnflow.analysis.generate.generation import Generation
+    from attnflow.analysis.generate.prompt_attention import PromptAttention
 
 NAMED_WORDS = 3  # the maximum number of words that are named ...
 NEARLY = 0.5  # ... each with at least this part of the first one's share
@@ -250,42 +251,49 @@ def list_key_positions(row: TokenAttention | Importance) -> list[tuple[int, ...]
 # ---- a generation -------------------------------------------------------------------------------
 
 
-def summarise_generation(generation: "Generation") -> str:
-    """One sentence on a generation, as `Generation.summary` gives it."""
+def summarise_generation(
+    generation: "Generation",
+    result: "PromptAttention | None" = None,
+    layer: int | None = None,
+    asides: Sequence[int] | None = None,
+) -> str:
+    """One sentence on a generation, as `Generation.summary` gives it.
+
+    result, layer, asides: what it is told by, if not by `first_result` in the top layer without
+    sinks and special tokens.
+    """
     several = len(generation.tokens) > 1
     subject = quote_text(show_token(generation.tokens[0]))
     if several:
         subject = f"{len(generation.tokens)} tokens with a mean probability of"
     sentences = [f"{subject} {float(np.mean(generation.probabilities)):.2f}."]
-    result = generation.first_result
-    asides = find_prompt_asides(generation)
-    words = list_marked_words(result.prompt, asides)
-    if not words:
-        return sentences[0]
+    result = generation.first_result if result is None else result
+    asides = find_prompt_asides(generation) if asides is None else asides
+    place = result.layers.index(result.layers[-1] if layer is None else layer)
     compared = result.compared_with("others" if several else "even", exclude=asides)
-    seen = ~np.isin(np.arange(len(result.prompt)), asides)
+    shares = compared.shares[place]  # [generated, token]
+    seen = ~np.isin(np.arange(len(result.prompt)), asides) & result.read
+    words = list_marked_words(result.prompt, np.flatnonzero(~seen).tolist())
     by_word = compared.grouped(words)
-    shares = by_word.shares[-1].mean(axis=0)  # [word]
-    if not shares.any():
+    read_words = by_word.shares[place].mean(axis=0)  # [word]
+    if not read_words.any():
         return sentences[0]
     names = [name_word(word.name) for word in words]
     every = np.ones(len(words), bool)
     read = (
-        phrase_alike(shares, every, "words")
+        phrase_alike(read_words, every, "words")
         # longer words have more of what is even over tokens
-        or phrase_alike(compared.shares[-1].mean(axis=0), seen, "tokens")
-        or phrase_read(names, shares, every, list_strongest(names, shares))
+        or phrase_alike(shares.mean(axis=0), seen, "tokens")
+        or phrase_read(names, read_words, every, list_strongest(names, read_words))
     )
-    special = [token in generation.special for token in result.prompt]
-    aside = phrase_asides(special, generation.sinks)
     who = "They" if several else "It"
-    sentences.append(f"{who} {read} of the prompt{aside}.")
+    sentences.append(f"{who} {read} of the prompt{phrase_prompt_asides(generation, asides)}.")
     # a token that read all alike does not stand out, whatever the others read
-    even = say_nothing(compared.shares[-1], np.broadcast_to(seen, compared.shares[-1].shape))
+    even = say_nothing(shares, np.broadcast_to(seen, shares.shape))
     if several and not even.all():
-        standing = np.where(even[:, None], -np.inf, by_word.difference[-1])  # [generated, word]
-        sentences.append(phrase_standing(generation, by_word, standing, names))
-    left = 1 - float(compared.excluded_share[-1].mean())
+        difference = np.where(even[:, None], -np.inf, by_word.difference[place])
+        sentences.append(phrase_standing(generation, by_word, place, difference, names))
+    left = 1 - float(compared.excluded_share[place].mean())
     if left < LITTLE_SHARE:
         sentences.append(
             f"Only {format_percent(left)} of {result.method} on the prompt lies there."
@@ -300,18 +308,30 @@ def find_prompt_asides(generation: "Generation") -> list[int]:
     return marked + [sink.position for sink in generation.sinks if sink.position < generation.size]
 
 
+def phrase_prompt_asides(generation: "Generation", asides: Sequence[int]) -> str:
+    """Which of the special tokens and sinks of a prompt are among the positions left out."""
+    special = [
+        at in asides and token in generation.special for at, token in enumerate(generation.prompt)
+    ]
+    return phrase_asides(special, [sink for sink in generation.sinks if sink.position in asides])
+
+
 def list_strongest(names: Sequence[str], shares: Floats) -> list[str]:
     """The keys to name, with their shares in percent."""
     return [f"{names[key]} ({format_percent(shares[key])})" for key in choose_named(shares)]
 
 
 def phrase_standing(
-    generation: "Generation", by_word: Comparison, difference: Floats, names: Sequence[str]
+    generation: "Generation",
+    by_word: Comparison,
+    place: int,
+    difference: Floats,
+    names: Sequence[str],
 ) -> str:
-    """The generated token and the word that differ most, by [generated, word]."""
+    """The generated token and the word that differ most in a layer, by [generated, word]."""
     token, word = divmod(int(difference.argmax()), len(names))
     standing = quote_text(show_token(generation.tokens[token]))
-    here, elsewhere = by_word.shares[-1, token, word], by_word.expected[-1, token, word]
+    here, elsewhere = by_word.shares[place, token, word], by_word.expected[place, token, word]
     both = f"{format_percent(here)}, {format_percent(elsewhere)} elsewhere"
     return f"{standing} stands out: {names[word]} has {both}."
 

@@ -151,13 +151,28 @@ class Generation:
         with ignore_notices():  # the views that show it give its notes
             return self.by({first.method: first.compute}, edges=first.edges, normalize="sum")
 
-    def summary(self) -> str:
+    def summary(
+        self,
+        result: PromptAttention | None = None,
+        *,
+        layer: int | None = None,
+        exclude: Sequence[int] | None = None,
+    ) -> str:
         """What was read of the prompt, in a sentence, and which generated token stands out.
 
-        By `first_result` in the top layer, with words joined and without sinks and special tokens.
-        The sentence says that they are left aside; shares are of the rest.
+        Words are joined. The sentence says whether sinks and special tokens are left aside; shares
+        are of the rest.
+
+        Parameters
+        ----------
+        result
+            A result of this generation; rollout on its first edges if None.
+        layer
+            A layer of the result; the top one if None.
+        exclude
+            Positions of the prompt to leave aside; sinks and special tokens if None.
         """
-        return summarise_generation(self)
+        return summarise_generation(self, result, layer, exclude)
 
     def by(
         self,

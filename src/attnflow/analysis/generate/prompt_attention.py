@@ -74,6 +74,34 @@ class PromptAttention(ArrayTable):
         rows = self.values.transpose(0, 2, 1)  # [generated, layer, prompt]
         return measure_spread(rows, np.ones(rows.shape, bool))
 
+    @property
+    def read(self) -> npt.NDArray[np.bool_]:
+        """[prompt token]: whether it is read in any layer; else it was taken out of the graph."""
+        return np.asarray(self.values.any(axis=(0, 2)))
+
+    def at_layer(self, layer: int) -> "PromptAttention":
+        """The same in one layer only.
+
+        Parameters
+        ----------
+        layer
+            One of `layers`.
+        """
+        if layer not in self.layers:
+            raise OptionError(
+                f"layer must be one of {', '.join(map(str, self.layers))}; got {layer}",
+                options=["layer"],
+            )
+        place = self.layers.index(layer)
+        part = slice(place, place + 1)
+        return replace(
+            self,
+            values=self.values[:, :, part],
+            layers=(layer,),
+            kept=None if self.kept is None else self.kept[:, part],
+            saturated=None if self.saturated is None else self.saturated[:, :, part],
+        )
+
     def filtered(
         self,
         *,
@@ -146,8 +174,7 @@ class PromptAttention(ArrayTable):
         """
         check_reference(reference, len(self.generated))
         excluded = tuple(dict.fromkeys(check_positions(exclude, len(self.prompt), "exclude")))
-        # tokens that are never read in any layer were taken out of the graph
-        counts = np.broadcast_to(self.values.any(axis=(0, 2)), self.values.shape[:2])
+        counts = np.broadcast_to(self.read, self.values.shape[:2])
         layers = [
             (self.values[:, :, place], counts.astype(np.int64)) for place in range(len(self.layers))
         ]

@@ -1,16 +1,19 @@
 """`sample_tokens`: run a model's own `generate` on a batch of prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.execution import evaluating, running
 from attnflow.models.model import Model
+from attnflow.progress import progress_bar
 
 if TYPE_CHECKING:
+    import torch
     from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 # Options of the model's own `generate` that change which attention there is to record.
@@ -31,6 +34,33 @@ ONE_SEQUENCE = ("num_beams", "num_beam_groups", "num_return_sequences")
 OTHER_STOPS = ("stopping_criteria", "stop_strings", "max_time")
 
 Recorded = TypeVar("Recorded")
+
+
+@dataclass
+class StepCount:
+    """A stopping criterion that reports each step; it stops only where a listener raised.
+
+    Parameters
+    ----------
+    tick
+        Called with (done, total).
+    total
+        The maximum number of steps.
+    """
+
+    tick: Callable[[int, int], None]
+    total: int
+    done: int = 0
+    error: Exception | None = None
+
+    def __call__(self, ids: "torch.Tensor", *_: object, **__: object) -> "torch.Tensor":
+        """Whether each sequence stops."""
+        self.done += 1
+        try:
+            self.tick(self.done, self.total)
+        except Exception as error:  # of the listener, not of the model
+            self.error = error
+        return ids.new_full((len(ids),), self.error is not None).bool()
 
 
 class Continuation(NamedTuple):
@@ -105,16 +135,24 @@ def sample_tokens(
         "output_logits": True,
         "output_attentions": output_attentions,
     }
-    try:
-        with evaluating(model.model), torch.no_grad(), running(model), watch as recorded:
-            return model.model.generate(**settings), recorded
-    except CaptureError as error:
-        if not isinstance(error.__cause__, TypeError | ValueError):
-            raise
-        given = sorted(options.keys() - {"max_new_tokens"})
-        raise OptionError(
-            f"{model.name} cannot generate with {given}: {error.__cause__}"
-        ) from error
+    with progress_bar("generating") as tick:
+        steps = StepCount(tick, cast(int, options["max_new_tokens"]))
+        try:
+            with evaluating(model.model), torch.no_grad(), running(model), watch as recorded:
+                asked = cast(Iterable[object], options.get("stopping_criteria") or ())
+                settings["stopping_criteria"] = [*asked, steps]
+                output = model.model.generate(**settings)
+        except CaptureError as error:
+            if not isinstance(error.__cause__, TypeError | ValueError):
+                raise
+            given = sorted(options.keys() - {"max_new_tokens"})
+            among = f" (options: {', '.join(given)})" if given else ""
+            raise OptionError(f"{model.name} cannot generate: {error.__cause__}{among}") from error
+        if steps.error is not None:
+            raise steps.error
+        if steps.done < steps.total:  # it ended early
+            tick(steps.done, steps.done)
+    return output, recorded
 
 
 def read_continuations(

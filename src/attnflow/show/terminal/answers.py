@@ -207,7 +207,8 @@ def print_story(
     exclude: prompt tokens that do not count, as for figures.
     """
     asides = find_excluded(exclude, story.size, story)
-    print_wrapped(console, printable(story.summary()), "bold")
+    sentence = story.summary(result, layer=layer, exclude=asides)
+    print_wrapped(console, printable(sentence), "bold")
     console.print(Text(printable(story.text, keep="\n")))
     against = {"others": "against the others", "even": "against even attention", None: "by token"}
     where = f"layer {layer} of {len(result.layers)}"
@@ -232,6 +233,21 @@ def print_story(
         print_strip(console, label, words, width + 7)
     console.print(legend)
     print_asides(console, story.prompt, story.sinks, asides, "left out", "counts")
+    if not keep_common:
+        print_common(console, result, asides)
+
+
+def print_common(console: Console, result: PromptAttention, asides: Collection[int]) -> None:
+    """Print which common words of the prompt are not named, though the sentence counts them."""
+    found = dict.fromkeys(
+        show_token(word.name)
+        for word in list_marked_words(result.prompt, list(asides))
+        if is_common(word.name)
+    )
+    if found:
+        shown = [*list(found)[:NAMED_TOKENS], *(["..."] if len(found) > NAMED_TOKENS else [])]
+        note = f"common, not named: {', '.join(shown)}; --keep-common names all"
+        print_wrapped(console, printable(note), "dim")
 
 
 def name_standing(
