@@ -14,6 +14,7 @@ from .analysis.faithfulness.plausibility import plausibility
 from .analysis.generate.generate import generate
 from .analysis.generate.generation import Generation
 from .analysis.generate.prompt_attention import PromptAttention
+from .analysis.generate.replay import replay
 from .analysis.importance.blank_out import blank_out
 from .analysis.importance.importance import Importance
 from .analysis.importance.input_gradient import input_gradient
@@ -150,6 +151,7 @@ __all__ = [
     "read_corpus",
     "record",
     "relevance",
+    "replay",
     "rollout",
     "rollout_rows",
     "rollout_segments",

@@ -283,7 +283,10 @@ def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> No
         (lambda: story("llama", nonsense=3), "cannot generate: .*nonsense"),
         (lambda: story("llama", [{"role": "user", "content": "hello"}]), "chat template"),
         (lambda: story("llama").rollout(normalize="max"), "unknown normalize 'max'"),
-        (lambda: story("llama").rollout(without=[7]), "without must leave the positions from 5 on"),
+        (
+            lambda: story("llama").rollout(without=[7]),
+            "without must leave the positions that predicted",
+        ),
     ],
 )
 def test_bad_input_gets_one_clear_line(call: Any, message: str) -> None:

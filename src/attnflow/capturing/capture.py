@@ -29,6 +29,7 @@ from attnflow.models.families import READS_AHEAD, name_part
 from attnflow.models.fingerprint import quick_fingerprint
 from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import BATCH_TOKENS, Model
+from attnflow.models.predict import keep_logits
 
 if TYPE_CHECKING:
     import torch
@@ -128,12 +129,12 @@ def run_batch(
     heads: str | None,
     finish: Finish | None = None,
     *,
-    logits: bool = True,
+    logits: bool | Sequence[int] = True,
 ) -> ForwardPass:
     """Run the model once on a batch, and cut each input's attention out of the recorded calls.
 
     finish: called with each layer and its number, as by `follow_layers`. logits: whether the scores
-    of the model are wanted at every position.
+    of the model are wanted at every position, or where they are, as for `read_arguments`.
     """
     import torch
 
@@ -192,16 +193,23 @@ def assemble_batch(
     return attentions
 
 
-def read_arguments(model: Model, inputs: Sequence[Encoded], *, logits: bool = True) -> Arguments:
+def read_arguments(
+    model: Model, inputs: Sequence[Encoded], *, logits: bool | Sequence[int] = True
+) -> Arguments:
     """The arguments of the model's forward, without a cache.
 
     logits: whether scores are wanted at every position; if not, a language model computes the last.
+    Or the positions where they are wanted; `keep_logits` says where they are in the output.
     """
-    arguments: Arguments = dict(model.batch(inputs))
+    arguments: Arguments = {}
+    if isinstance(logits, bool):
+        arguments |= model.batch(inputs)
+    else:
+        arguments |= keep_logits(model, model.batch(inputs), logits)[0]
     known = signature(model.model.forward).parameters
     if "use_cache" in known:
         arguments["use_cache"] = False
-    if "logits_to_keep" in known and not logits:
+    if "logits_to_keep" in known and logits is False:
         arguments["logits_to_keep"] = 1
     return arguments
 

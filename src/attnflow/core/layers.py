@@ -86,6 +86,14 @@ class Layers:
             carried += shares[..., part] @ self.weights[layer, part].astype(np.float64, copy=False)
         return carried
 
+    def carry_up(self, layer: int, values: Floats) -> Floats:
+        """edges of a layer @ values [key]: [query]."""
+        carried: Floats = values * self.diagonal[layer]
+        for part in self.blocks():
+            block = self.weights[layer, part].astype(np.float64, copy=False)
+            carried[part] += self.factors[layer, part] * (block @ values)
+        return carried
+
     def sum_columns(self, layer: int) -> Floats:
         """[key]: the sum of the edges into each node of the layer below."""
         return self.carry_down(layer, np.ones(self.shape[1]))

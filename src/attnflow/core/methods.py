@@ -163,6 +163,27 @@ def roll_down(edges: Layers, layers: Sequence[int], positions: Sequence[int]) ->
     return values
 
 
+def roll_span(graph: AttentionGraph, positions: Sequence[int]) -> Floats:
+    """[layer, key]: the mean of the rollout rows of some positions, each divided by its sum first.
+
+    A single row is carried down. It starts at these positions, with one over the sums of their
+    rows, which are carried up.
+    """
+    edges, size = graph.edge_layers, graph.size
+    if graph.residual is None and count_digits(edges) > SAFE_DIGITS:
+        mean: Floats = rollout(graph, positions=positions).values.mean(axis=1)
+        return mean
+    sums, starts = np.ones(size), np.zeros((graph.depth, size))
+    for layer, start in enumerate(starts):
+        sums = edges.carry_up(layer, sums)
+        np.divide(1, sums * len(positions), out=start, where=sums > 0)
+    starts[:, [place for place in range(size) if place not in positions]] = 0.0
+    rolled = np.empty((0, size))
+    for layer in reversed(range(graph.depth)):
+        rolled = edges.carry_down(layer, np.concatenate([starts[layer, None], rolled]))
+    return rolled
+
+
 def roll_scaled(
     edges: Layers, layers: Sequence[int], positions: Sequence[int], unscaled: bool
 ) -> Floats:

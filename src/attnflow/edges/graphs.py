@@ -304,13 +304,14 @@ def run_edges(
     gradients: Mapping[Any, Gradients] = MappingProxyType({}),
     *,
     residual: float | None = None,
-    logits: bool = True,
+    logits: bool | Sequence[int] = True,
 ) -> EdgePass:
     """Run the model once, and make the graphs of all edges other than attention.
 
     heads: how heads of attention are fused, None to keep every head; those of edges are then fused
     by their mean. gradients: by backward rule, as `watch_edges` requests them; those with respect
-    to attention are used up. logits: whether the scores of the model are wanted.
+    to attention are used up. logits: whether the scores of the model are wanted, or at which
+    positions.
     """
     weights = drop_attention(weights)
     if not weights:

@@ -9,7 +9,7 @@ are not needed, while a block fuses heads first (benchmarks/long.py measures bot
 everything that capture does: soft-capping, windows, grouped keys, biases.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
@@ -285,12 +285,12 @@ def run_layers(
     encoded: Encoded,
     take: "Callable[[int, Recomputed | StoredAttention], None]",
     *,
-    logits_at: int | None = None,
+    logits_at: int | Sequence[int] | None = None,
 ) -> Any:
     """Run a model on one input, and call `take` with each layer's number and attention.
 
     The input runs alone, so that no padding enters, without a cache. Returns the model's output,
-    with the logits of position `logits_at` only.
+    with the logits of the positions `logits_at` only.
     """
     import torch
 
@@ -349,9 +349,9 @@ class LayerCount:
 
 
 def find_body(
-    model: Model, encoded: Encoded, logits_at: int | None = None
+    model: Model, encoded: Encoded, logits_at: int | Sequence[int] | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The module to run, and its arguments: all layers, and the logits of one position, or none."""
+    """The module to run, and its arguments: all layers, and the logits of positions, or none."""
     import torch
 
     known = signature(model.model.forward).parameters
@@ -359,7 +359,8 @@ def find_body(
     if "use_cache" in known:
         arguments["use_cache"] = False
     if "logits_to_keep" in known:
-        kept = 1 if logits_at is None else torch.tensor([logits_at], device=model.device)
+        at = [logits_at] if isinstance(logits_at, int) else logits_at
+        kept = 1 if at is None else torch.tensor(at, device=model.device)
         return model.model, {**arguments, "logits_to_keep": kept}
     body = getattr(model.model, "base_model", None)
     if logits_at is not None or model.task not in LANGUAGE or body in (None, model.model):

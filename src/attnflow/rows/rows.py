@@ -215,7 +215,7 @@ def compute_rows(
     jobs: Sequence[RowJob],
     *,
     logits_at: int | None = None,
-    known: Sequence[Recomputed] | None = None,
+    known: Sequence[Recomputed | StoredAttention] | None = None,
 ) -> tuple[list[TokenAttention], Any]:
     """The rows of all jobs, in their order, from one forward pass; and the model's output.
 

@@ -11,6 +11,12 @@ import numpy as np
 
 from attnflow.analysis.generate.edges import GraphEdges, RowEdges, TokenEdges
 from attnflow.analysis.generate.generation import Generation
+from attnflow.analysis.generate.replay import (
+    OnePrompt,
+    open_language_model,
+    read_foil_of_tokens,
+    read_prompts,
+)
 from attnflow.analysis.generate.sampling import (
     Continuation,
     check_generation_options,
@@ -35,14 +41,11 @@ from attnflow.models.attention_calls import (
 )
 from attnflow.models.attention_weights import fuse
 from attnflow.models.chats import Message
-from attnflow.models.encode import encode_inputs
 from attnflow.models.encoded import Encoded
-from attnflow.models.load import ModelLike, open_model
+from attnflow.models.load import ModelLike
 from attnflow.models.model import Model
 from attnflow.models.predict import Foil, FoilNumber
 from attnflow.rows.cache import CachedLayers
-
-OnePrompt = str | tuple[int, ...] | list[int] | list[Message]
 
 
 @overload
@@ -115,12 +118,11 @@ def generate(
     <PromptAttention: rollout, 3 generated x 2 prompt tokens x 2 layers>
     """
     job = Job.read(edges=edges, heads=heads, foil=foil)
-    model = open_model(model)
-    if model.task != "causal LM":
-        raise OptionError(f"generate needs a causal LM; {model.name} is for {model.task}")
+    model = open_language_model(model, "generate")
     check_count("max_new_tokens", max_new_tokens)
     check_generation_options(model, options)
-    prompts, many = read_prompts(model, prompt, max_new_tokens)
+    prompts, many = read_prompts(model, prompt, "generate")
+    check_new_tokens(model, prompts, max_new_tokens)
     plan = job.plan(model, FIRST_WHILE_GENERATING)
     against = read_foil_of_tokens(model, job, plan)
     refuse_reruns(plan.weights)
@@ -136,33 +138,15 @@ def generate(
     return generations if many else generations[0]
 
 
-def read_foil_of_tokens(model: Model, job: Job, plan: Plan) -> FoilNumber | None:
-    """What generated tokens are contrasted with; refused where no edges watch them."""
-    _, foil = job.check_target(model)
-    if foil is not None and not any(weight.rules for weight in plan.weights.values()):
-        raise OptionError(
-            "a foil is for edges that watch each generated token, gradient or relevance; got edges"
-            f" {', '.join(plan.weights)}: name such edges, or leave foil out"
-        )
-    return foil
-
-
-def read_prompts(model: Model, prompt: object, max_new_tokens: int) -> tuple[list[Encoded], bool]:
-    """Encode one prompt or several; whether they are several comes second."""
-    for one in prompt if isinstance(prompt, list) else [prompt]:
-        if isinstance(one, tuple) and any(isinstance(part, str) for part in one):
-            raise OptionError(f"generate takes one text per prompt; got the pair {one!r}")
-    encoded, many = encode_inputs(model, prompt)
-    if not encoded:
-        raise OptionError("generate needs at least one prompt; got an empty list")
-    size = max(len(each.ids) for each in encoded)
+def check_new_tokens(model: Model, prompts: Sequence[Encoded], max_new_tokens: int) -> None:
+    """Refuse prompts that are too long for max_new_tokens more."""
+    size = max(len(each.ids) for each in prompts)
     if model.max_length is not None and size + max_new_tokens > model.max_length:
         raise OptionError(
             f"this model takes at most {model.max_length} tokens; got a prompt of {size}"
             f" and max_new_tokens={max_new_tokens}",
             options=[f"max_new_tokens={max_new_tokens}"],
         )
-    return encoded, many
 
 
 # ---- prompts with a graph -----------------------------------------------------------------------

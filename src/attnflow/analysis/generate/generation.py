@@ -5,46 +5,68 @@ is that of this position.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypedDict, Unpack
-
-import numpy as np
+from typing import NamedTuple, TypedDict, Unpack
 
 from attnflow.analysis.explain.summary import summarise_generation
-from attnflow.analysis.generate.edges import AttentionEdges, GeneratedEdges
+from attnflow.analysis.generate.edges import (
+    AnswerRows,
+    AttentionEdges,
+    GeneratedEdges,
+    join_rows,
+    run_span,
+)
 from attnflow.analysis.generate.prompt_attention import (
     PromptAttention,
     PromptTable,
     normalise_prompt,
 )
+from attnflow.analysis.generate.spans import find_span, follow_answer
 from attnflow.analysis.job import GraphMaker, Job, MethodChoice
 from attnflow.analysis.long_inputs import ROWS_ABOVE
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
-from attnflow.core.choices import Choices, read_methods
+from attnflow.core.choices import Choices, Method, read_methods
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.groups import Group
+from attnflow.core.groups import Group, name_group
 from attnflow.core.io.files import PICTURES, check_ending, write_file
 from attnflow.core.io.formatting import format_count
 from attnflow.core.io.tables import TABLE_ENDINGS
-from attnflow.core.methods import METHODS
+from attnflow.core.methods import METHODS, flow
 from attnflow.core.sinks import Sink, sinks
+from attnflow.core.text import number_marked
 from attnflow.edges.edge_weight import name_result
 from attnflow.errors import OptionError
+from attnflow.models.chats import Range
 from attnflow.notices import ignore_notices
 
 
-class GraphOptions(TypedDict, total=False):
-    """The options of `Generation.by`, which `raw`, `rollout` and `flow` take too."""
+class JobOptions(TypedDict, total=False):
+    """The options of a `Job` that token attention of a generation takes."""
 
-    edges: str | None
     residual: float | None
     without: Sequence[int]
     normalize: str | None
     graph: GraphMaker | None
     workers: int
+
+
+class GraphOptions(JobOptions, total=False):
+    """The options of `Generation.by`, which `raw`, `rollout`, `flow` and `span` take too."""
+
+    edges: str | None
+    through: bool
+
+
+class AskedRows(NamedTuple):
+    """A job, the edges that it is for, and the name of its result."""
+
+    job: Job
+    kind: GeneratedEdges
+    name: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +99,9 @@ class Generation:
     segments
         The turns of a chat, or the sentences of a long prompt, and last what is left, each shown
         as one bar. Empty for other prompts.
+    offsets
+        Each generated token's characters in the text, none of special tokens; None if they are
+        unknown.
     """
 
     text: str
@@ -89,6 +114,7 @@ class Generation:
     notes: tuple[str, ...] = ()
     shown: tuple[MethodChoice, ...] | None = None
     segments: tuple[Group, ...] = ()
+    offsets: tuple[Range, ...] | None = None
 
     @property
     def attention(self) -> Attention:
@@ -184,8 +210,12 @@ class Generation:
         normalize: str | None = None,
         graph: GraphMaker | None = None,
         workers: int = 1,
+        through: bool = False,
     ) -> PromptAttention:
         """Token attention over the prompt by any method: [generated, prompt, layer].
+
+        Row i is that of the position that predicted the i-th generated token, which is the position
+        before it.
 
         Parameters
         ----------
@@ -193,7 +223,8 @@ class Generation:
             The name of a method, a user-defined method, or {name: method}.
         edges
             The weight of an edge of the graph: one of the edges that `generate` was called with.
-            If None, attention, or the first of them if attention was not among them.
+            If None, attention, or the first of them if attention was not among them. Edges that
+            watch a token take a forward and a backward pass per generated token.
         residual
             The weight of the residual connection, 0.5 if None; refused for edges that include it.
         without
@@ -206,15 +237,86 @@ class Generation:
             A function from an `Attention` to an `AttentionGraph`; `attention.graph()` if None.
         workers
             Threads for attention flow.
+        through
+            Follow what lies on tokens that were generated before through their own rows, back to
+            the prompt, over any number of tokens. Each row is first divided by its sum over prompt
+            and answer; the result sums to 1 over the prompt. `.passed` holds the share that passed
+            through each generated token. Refused for flow, of which rows do not add up.
         """
-        job = Job.read(
-            methods=method,
+        asked = self._read(
+            method,
+            edges=edges,
             residual=residual,
             without=without,
             normalize=normalize,
             graph=graph,
             workers=workers,
+            through=through,
         )
+        rows = join_rows(asked.kind, asked.job, self.positions)
+        if not through:
+            return self._describe(asked, rows, rows.values[:, : self.size])
+        reached, passed = follow_answer(rows.shares, self.size)
+        return replace(self._describe(asked, rows, reached), passed=passed, answer=self.tokens)
+
+    def span(
+        self,
+        method: Choices = "rollout",
+        *,
+        tokens: slice | str | Iterable[int] | None = None,
+        **options: Unpack[GraphOptions],
+    ) -> PromptAttention:
+        """Token attention of a part of the answer, taken together: [1, prompt, layer].
+
+        The mean of the rows of the positions that predicted its k tokens, each the position before
+        its token, each 1/k: one row that starts at all of them. Where rows do not sum to 1, as on
+        gradient and relevance edges, each is divided by its sum over prompt and answer first, so
+        that tokens count alike.
+
+        Parameters
+        ----------
+        method
+            As for `by`. For flow, the maximum flow from all these positions together, which is not
+            the mean of their flows; on a graph only, so not for edges that watch a token.
+        tokens
+            A slice or the numbers of generated tokens, or a part of `text` that stands in it once;
+            the whole answer if None.
+        options
+            As for `by`. normalize=None: the part of the row that lies on the prompt.
+
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from attnflow import replay
+        >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2))
+        >>> story = replay(model, [464, 1994], [318, 2626, 13])
+        >>> story.span("rollout", tokens=slice(0, 2))
+        <PromptAttention: rollout, 1 generated x 2 prompt tokens x 2 layers>
+        """
+        numbers = find_span(tokens, len(self.tokens), self.text, self.offsets)
+        asked = self._read(method, **options)
+        name = name_group(numbers, self.tokens, number_marked(self.tokens))
+        if not options.get("through"):
+            rows = run_span(asked.kind, asked.job, [self.positions[each] for each in numbers])
+            return self._describe(asked, rows, rows.values[:, : self.size], (name,))
+        rows = join_rows(asked.kind, asked.job, self.positions[: numbers[-1] + 1])
+        reached, passed = follow_answer(rows.shares, self.size)
+        chosen = list(numbers)
+        return replace(
+            self._describe(asked, rows, reached[chosen].mean(axis=0, keepdims=True), (name,)),
+            passed=passed[chosen].mean(axis=0, keepdims=True),
+            answer=self.tokens[: len(passed)],
+        )
+
+    def _read(
+        self,
+        method: Choices,
+        *,
+        edges: str | None = None,
+        through: bool = False,
+        **options: Unpack[JobOptions],
+    ) -> "AskedRows":
+        """The options of `by`, checked."""
+        options.setdefault("normalize", None)
+        job = Job.read(methods=method, **options)
         kind = self._default_edges if edges is None else edges
         if not isinstance(kind, str):
             raise OptionError(f"edges must be the name of one kind of edges; got {kind!r}")
@@ -225,27 +327,32 @@ class Generation:
             )
         if len(job.named_methods) != 1:
             raise OptionError(f"by takes one method; got {', '.join(job.named_methods)}")
-        (name,) = job.named_methods
-        results = self.all_edges[kind].run(job, self.positions)
-        # [generated, prompt, layer]
-        values = np.concatenate(
-            [result.values[:, :, : self.size].transpose(1, 2, 0) for result in results]
-        )
-        limited = [
-            result.saturated[:, :, : self.size].transpose(1, 2, 0)
-            for result in results
-            if result.saturated is not None
-        ]
+        ((name, compute),) = job.named_methods.items()
+        result = name_result(kind, name)
+        if through:
+            check_through(compute, job)
+            result = f"{result} through the answer"
+        return AskedRows(job, self.all_edges[kind], result)
+
+    def _describe(
+        self,
+        asked: "AskedRows",
+        rows: AnswerRows,
+        values: Floats,
+        generated: tuple[str, ...] | None = None,
+    ) -> PromptAttention:
+        """Values [generated, prompt, layer] as a result. generated: the names of its rows."""
+        saturated = rows.saturated
         return PromptAttention(
-            values if normalize is None else normalise_prompt(values),
-            name_result(kind, name),
+            values if asked.job.normalize is None else normalise_prompt(values),
+            asked.name,
             self.prompt,
-            self.tokens,
-            tuple(results[0].layers),
+            self.tokens if generated is None else generated,
+            rows.layers,
             self.special,
-            saturated=np.concatenate(limited) if limited else None,
-            edges=results[0].edges,
-            source=results[0].source,
+            saturated=None if saturated is None else saturated[:, : self.size],
+            edges=rows.edges,
+            source=rows.source,
         )
 
     @property
@@ -361,3 +468,15 @@ class Generation:
     def __repr__(self) -> str:
         after = f"{format_count(len(self.tokens), 'token')} after a prompt of {self.size}"
         return f"<Generation: {after}: {self.text[:60]!r}>"
+
+
+def check_through(method: Method, job: Job) -> None:
+    """Refuse methods and options whose rows cannot be followed through an answer."""
+    if method is flow:
+        raise OptionError(
+            "through follows rows that add up, and flows do not; got method='flow': take rollout"
+        )
+    if job.normalize == "receptive_field":
+        raise OptionError(
+            "through follows rows that sum to 1; got normalize='receptive_field': leave it out"
+        )

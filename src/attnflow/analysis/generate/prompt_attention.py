@@ -49,6 +49,11 @@ class PromptAttention(ArrayTable):
         What an edge of the graph weighs.
     source
         Where the values came from.
+    passed
+        [generated token, token of the answer, layer], of results with through=True: the share of a
+        row that passed through each token of the answer, 1 for its own token.
+    answer
+        The names of these tokens.
 
     >>> found = PromptAttention(np.full((1, 2, 1), 0.5), "rollout", ("the", "key"), ("is",), (1,))
     >>> list(found.rows())
@@ -67,6 +72,8 @@ class PromptAttention(ArrayTable):
     saturated: npt.NDArray[np.bool_] | None = None  # [generated, prompt, layer]
     edges: str = "attention"
     source: Source | None = None
+    passed: Floats | None = None  # [generated, token of the answer, layer]
+    answer: tuple[str, ...] = ()
 
     @cached_property
     def spread(self) -> Floats:
@@ -100,6 +107,7 @@ class PromptAttention(ArrayTable):
             layers=(layer,),
             kept=None if self.kept is None else self.kept[:, part],
             saturated=None if self.saturated is None else self.saturated[:, :, part],
+            passed=None if self.passed is None else self.passed[:, :, part],
         )
 
     def filtered(
@@ -211,7 +219,11 @@ class PromptAttention(ArrayTable):
             "layers": self.layers,
             "values": self.values,
         }
-        return content if self.kept is None else content | {"kept": self.kept}
+        if self.kept is not None:
+            content["kept"] = self.kept
+        if self.passed is not None:
+            content |= {"passed": self.passed, "answer": self.answer}
+        return content
 
     def _repr_html_(self) -> str:
         caption = f"{self.method}, layer {self.layers[-1]}: what each generated token looked at"
