@@ -44,6 +44,9 @@ LATE = {
     ("analysis.generate.generation", "show.page.page"),
     ("analysis.explain.compare", "show.page.page"),
     ("analysis.generate.generation", "show.figures.generation"),
+    ("analysis.intervene.intervention", "show.page.page"),
+    ("analysis.intervene.intervention", "show.figures.intervention"),
+    ("analysis.intervene.intervention", "analysis.page.strips"),
 }
 
 

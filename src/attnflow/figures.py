@@ -17,6 +17,7 @@ from attnflow.show.figures.edges import edges
 from attnflow.show.figures.flow_paths import flow_paths
 from attnflow.show.figures.generation import compare_generations, generation
 from attnflow.show.figures.heatmap import compare_heatmaps, heatmap
+from attnflow.show.figures.intervention import intervention
 from attnflow.show.figures.layered_graph import compare_graphs, layered_graph
 from attnflow.show.figures.overlay import compare_overlays, overlay
 from attnflow.show.figures.pronoun import pronoun
@@ -34,6 +35,7 @@ __all__ = [
     "flow_paths",
     "generation",
     "heatmap",
+    "intervention",
     "layer_curves",
     "layered_graph",
     "overlay",

@@ -1,8 +1,10 @@
 """Interventions against eager attention with an edited mask, zeroed projections, and causality."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 import attnflow as af
+from attnflow.analysis.page.strips import describe_intervention
 from attnflow.capturing.capture import read_arguments
 from attnflow.capturing.change import run_changed
 from attnflow.models.attention_calls import intercept_attention
@@ -379,7 +382,11 @@ ERRORS: dict[str, tuple[str, dict[str, Any], str]] = {
     "one edge": ("llama", {"cut": (1, 2, 1)}, "an edge to cut is"),
     "pair": ("llama", {"heads_off": (1, 2)}, "heads_off takes .layer, head. pairs; got 1"),
     "blank": ("llama", {"blank": [1.5]}, "blank must be whole numbers; got 1.5"),
-    "span": ("llama", {"blank": [(3, 9)]}, "a span to blank out"),
+    "span": (
+        "llama",
+        {"blank": [(3, 9)]},
+        "a span is .start, end. within the 7 positions; got .3, 9.",
+    ),
     "passage": ("llama", {"blank": "keys"}, "must stand in the text once; got 'keys'"),
     "reference": ("llama", {"reference": [[5, 6]]}, "reference is for heads"),
     "image": ("vit", {"blank": [1]}, "blank replaces tokens, and an image has none"),
@@ -419,3 +426,36 @@ def test_images_take_cuts_and_heads(family: str) -> None:
     result = af.intervene(model, value, cut=[(2, 0, 3)], heads_off=[(1, 1)])
     assert result.after.attention.grid == (3, 3)
     assert result.after.attention.weights[1, 0, 0, 3] == 0
+
+
+# ---- pictures and pages --------------------------------------------------------------------------
+
+
+def test_pictures_and_pages_show_both_rows(tmp_path: Path) -> None:
+    result = af.intervene("verb-number", SENTENCE, blank="keys", cut=[(6, 0, 5)])
+    before, after = result.by("rollout")
+    drawn = af.figures.intervention(result)
+    widths = {name: [bar.get_width() for bar in artists] for name, artists in drawn.artists.items()}
+    assert widths["before"] == pytest.approx(before.values[0, 0, 1:])  # without CLS
+    assert widths["after"] == pytest.approx(after.values[0, 0, 1:])
+    first, second = drawn.axes
+    assert first.get_xlim() == second.get_xlim()
+    assert first.get_title().startswith("before: plural 0.98")
+    assert "keys blanked, 1 edge cut" in second.get_title().replace("\n", " ")
+    raw = af.figures.intervention(result, "raw", layer=2, exclude=None)
+    assert len(raw.artists["after"]) == 6
+    with pytest.raises(af.OptionError, match="draws what intervene returned; got str"):
+        af.figures.intervention("keys")  # type: ignore[arg-type]
+    for ending in (".png", ".svg", ".html", ".csv", ".json", ".md", ".tex"):
+        assert result.save(tmp_path / f"result{ending}").stat().st_size > 300
+    page = (tmp_path / "result.html").read_text()
+    assert result.summary() in page
+    strips = describe_intervention(result)
+    assert strips.pairs is not None
+    assert [pair.right for pair in strips.pairs][2] == "[UNK]"
+    assert [pair.values for pair in strips.pairs] == [
+        (row.before, row.after) for row in result.rows()
+    ]
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert content["after"]["label"] == "singular"
+    assert content["change"]["blanked"] == [2]

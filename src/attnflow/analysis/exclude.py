@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 from attnflow.analysis.explain.explanation import Explanation
 from attnflow.analysis.generate.generation import Generation
 from attnflow.analysis.generate.prompt_attention import PromptAttention
+from attnflow.analysis.intervene.intervention import Intervention
 from attnflow.core.checks import check_positions
 from attnflow.errors import OptionError
 
 Exclusion = str | Sequence[int | str] | None
 EXCLUSIONS = ("sinks", "special", "explained", "none")  # or positions
 ASIDES = EXCLUSIONS[:3]  # left out of sentences
-Explained = Explanation | Generation | PromptAttention
+Explained = Explanation | Generation | PromptAttention | Intervention
 
 
 def find_excluded(exclude: Exclusion, size: int, of: Explained | None = None) -> tuple[int, ...]:
@@ -46,13 +47,16 @@ def list_named(name: str, of: Explained | None) -> Iterable[int]:
     if name == "none":
         return ()
     if name == "explained" and of is not None:  # a generation explains no position of its prompt
-        return [of.position] if isinstance(of, Explanation) else ()
-    if name == "sinks" and isinstance(of, Explanation | Generation):
+        return [of.position] if isinstance(of, Explanation | Intervention) else ()
+    if name == "sinks" and isinstance(of, Explanation | Generation | Intervention):
         return [sink.position for sink in of.sinks]
     if of is None or name == "sinks":
         raise OptionError(
             f"a result alone does not know which tokens are {name}; give their positions, as"
             " exclude=[sink.position for sink in sinks(attention)]"
         )
-    marks = of.special if isinstance(of, Explanation) else [t in of.special for t in of.prompt]
+    if isinstance(of, Explanation | Intervention):
+        marks: Sequence[bool] = of.special
+    else:
+        marks = [token in of.special for token in of.prompt]
     return [place for place, special in enumerate(marks) if special]

@@ -16,6 +16,7 @@ from attnflow.cli import corpus as corpora
 from attnflow.cli import evaluate as evaluating
 from attnflow.cli import explain as explaining
 from attnflow.cli import generate as generating
+from attnflow.cli import intervene as intervening
 from attnflow.cli import segments as sharing
 from attnflow.errors import AttnFlowError
 from attnflow.show.terminal.tables import print_note, say
@@ -60,6 +61,7 @@ main_app.command("capture")(explaining.capture_command)
 main_app.command("generate")(generating.generate_command)
 main_app.command("explain")(explaining.explain_command)
 main_app.command("compare")(comparing.compare_command)
+main_app.command("intervene")(intervening.intervene_command)
 main_app.command("demo")(explaining.demo_command)
 main_app.command("segments")(sharing.segments_command)
 main_app.command("evaluate")(evaluating.evaluate_command)

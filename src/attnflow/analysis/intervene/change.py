@@ -168,7 +168,7 @@ def read_change(
         else:
             cut[place_edge(given, encoded, layers)] = None
     return ReadChange(
-        read_blank(change.blank, encoded),
+        find_blanked(change.blank, encoded),
         tuple(cut),
         read_heads(change.heads_off, layers),
         (held / capacity if capacity > 0 else 0.0) if change.flows else None,
@@ -204,7 +204,7 @@ def localise(
 # ---- blanked tokens ------------------------------------------------------------------------------
 
 
-def read_blank(blank: Iterable[Blanked], encoded: Encoded) -> tuple[int, ...]:
+def find_blanked(blank: Iterable[Blanked], encoded: Encoded) -> tuple[int, ...]:
     """The positions to blank out, in order."""
     size = len(encoded.tokens)
     found: set[int] = set()
@@ -214,11 +214,11 @@ def read_blank(blank: Iterable[Blanked], encoded: Encoded) -> tuple[int, ...]:
         elif isinstance(given, tuple):
             if not 0 <= given[0] < given[1] <= size:
                 raise OptionError(
-                    f"a span to blank out is (start, end) within the {size} positions; got {given}"
+                    f"a span is (start, end) within the {size} positions; got {given}"
                 )
             found.update(range(*given))
         else:
-            found.add(check_position(given, size, "a blanked position"))
+            found.add(check_position(given, size, "a position"))
     return tuple(sorted(found))
 
 
@@ -233,7 +233,7 @@ def find_passage_once(encoded: Encoded, passage: str) -> Sequence[int]:
         places = [list_touched(encoded, *each.span()) for each in found]
     if len(places) != 1:
         raise OptionError(
-            f"a passage to blank out must stand in the text once; got {passage!r}, which stands"
+            f"a passage must stand in the text once; got {passage!r}, which stands"
             f" there {len(places)} times: give positions"
         )
     return places[0]

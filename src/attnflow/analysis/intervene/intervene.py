@@ -288,8 +288,9 @@ class InterventionRun:
             after |= dict(zip(batch, outcomes, strict=True))
         label = None if self.before.prediction is None else self.before.prediction.target.label
         source = replace(self.source, method="intervene", target=label)
+        special = self.encoded.special + (False,) * len(self.encoded.decoder_tokens)
         return [
-            Intervention(self.before, after[number], read, self.focus, source)
+            Intervention(self.before, after[number], read, self.focus, special, source)
             for number, read in enumerate(found)
         ]
 
@@ -317,5 +318,8 @@ class InterventionRun:
                 )
             return self.encoded
         gone = set(positions)
-        ids = tuple(blank if at in gone else token for at, token in enumerate(self.encoded.ids))
-        return replace(self.encoded, ids=ids)
+        (name,) = self.model.names([blank])
+        old = zip(self.encoded.ids, self.encoded.tokens, strict=True)
+        new = [(blank, name) if at in gone else each for at, each in enumerate(old)]
+        ids, tokens = zip(*new, strict=True)
+        return replace(self.encoded, ids=ids, tokens=tokens)

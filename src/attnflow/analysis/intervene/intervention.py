@@ -1,16 +1,21 @@
 """`Intervention`: a prediction and its attention before and after a change inside the model."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import cached_property
+from pathlib import Path
+from typing import IO, ClassVar, NamedTuple
 
 from attnflow.analysis.intervene.change import ReadChange
 from attnflow.core.attention import Attention
 from attnflow.core.choices import Method, read_methods, run_method
+from attnflow.core.io.files import PICTURES, Writer
 from attnflow.core.io.formatting import Panel, format_number
 from attnflow.core.io.tables import Table
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
+from attnflow.core.sinks import Sink, sinks
 from attnflow.core.text import show_token
 from attnflow.errors import OptionError
 from attnflow.models.predict import Prediction
@@ -63,6 +68,8 @@ class Intervention(Table):
         the share of a minimum cut's capacity that the residual connection holds, which is not cut.
     position
         The position of the prediction, in the attention graph.
+    special
+        Whether each token was added by the tokenizer: CLS, SEP and the like.
     source
         Where the result came from.
 
@@ -78,6 +85,7 @@ class Intervention(Table):
     after: RunOutcome
     change: ReadChange
     position: int
+    special: tuple[bool, ...]
     source: Source
 
     @property
@@ -179,6 +187,11 @@ class Intervention(Table):
             return tuple(map(str, range(attention.size)))
         return attention.tokens
 
+    @cached_property
+    def sinks(self) -> tuple[Sink, ...]:
+        """The sinks of the attention before the change."""
+        return sinks(self.before.attention)
+
     def rows(self) -> Iterator[InterventionRow]:
         """One (key, token, blanked, before, after, difference) per token, by rollout."""
         shares = [row.values[0, 0].tolist() for row in self.by("rollout")]
@@ -191,6 +204,29 @@ class Intervention(Table):
         header = ("key", "token", "before", "after", "difference")
         note = "rollout at the position of the prediction, top layer"
         yield Panel(header, rows, caption=self.summary(), note=note)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page, a picture of both rows, or numbers, by the ending of the file's name.
+
+        Parameters
+        ----------
+        path
+            A file that ends in .html, .png, .svg, .pdf, .csv, .json, .md or .tex.
+        """
+        if os.fspath(path).lower().endswith(PICTURES):
+            from attnflow.show.figures.intervention import intervention
+
+            return intervention(self).save(path)
+        return super().save(path)
+
+    def _writers(self) -> dict[str, Writer]:
+        return {".html": self._write_page, **super()._writers()}
+
+    def _write_page(self, file: IO[bytes]) -> None:
+        from attnflow.analysis.page.strips import describe_intervention
+        from attnflow.show.page.page import fill_strips
+
+        file.write(fill_strips(describe_intervention(self)).encode(errors="backslashreplace"))
 
     def _content(self) -> dict[str, object]:
         outcomes = {}

@@ -1,6 +1,7 @@
-"""The data of the page of two explanations side by side."""
+"""The data of the pages of two rows: explanations side by side, and interventions."""
 
 from attnflow.analysis.explain.compare import Side, SideBySide
+from attnflow.analysis.intervene.intervention import Intervention
 from attnflow.analysis.page import schema
 from attnflow.analysis.page.page import describe_prediction
 from attnflow.core.text import show_token
@@ -53,6 +54,56 @@ def describe_pair(pair: SideBySide) -> schema.Strips:
         entries=tuple(
             schema.Entry(page=None, cells=(row.name(), row.value, row.other_value, row.difference))
             for row in rows
+        ),
+    )
+
+
+def describe_intervention(result: Intervention) -> schema.Strips:
+    """An intervention: what was changed, and rollout before and after.
+
+    >>> import attnflow as af
+    >>> result = af.intervene("verb-number", "the keys to the house", blank="keys")
+    >>> describe_intervention(result).columns
+    ('token', 'before', 'after', 'difference')
+    """
+    rows = list(result.rows())
+    names = [show_token(row.token) for row in rows]
+    others = list(map(show_token, result.after.attention.tokens or names))
+    model = printable(result.source.model or "")
+    sides = [
+        schema.PageSide(
+            name=name,
+            method="rollout",
+            layer=outcome.attention.depth,
+            model=model,
+            prediction=describe_prediction(outcome.prediction),
+            left_out=0.0,
+        )
+        for name, outcome in (("before", result.before), ("after", result.after))
+    ]
+    what = printable(result.change.describe(result.tokens))
+    return schema.Strips(
+        kind="pair",
+        title=printable(result.summary()),
+        kicker=what,
+        caption=(
+            f"Rollout at position {result.position}, top layer. Above: before the change. Below:"
+            f" after ({what}). Blue: its share, one scale for both. Bars: after minus before, blue"
+            " for more, orange for less."
+        ),
+        notes=(str(result.source),),
+        unit="token",
+        sides=(sides[0], sides[1]),
+        pairs=tuple(
+            schema.PagePair(
+                left=name, right=other, values=(row.before, row.after), difference=row.difference
+            )
+            for name, other, row in zip(names, others, rows, strict=True)
+        ),
+        columns=("token", "before", "after", "difference"),
+        entries=tuple(
+            schema.Entry(page=None, cells=(name, row.before, row.after, row.difference))
+            for name, row in zip(names, rows, strict=True)
         ),
     )
 
