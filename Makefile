@@ -50,6 +50,8 @@ bench: .venv/installed-bench .venv/installed-real .venv/installed-browser  ## at
 	$(BIN)/python benchmarks/faithfulness.py
 	$(BIN)/python benchmarks/planted.py
 	$(BIN)/python benchmarks/which.py $(if $(SST2),--data $(SST2))
+	$(BIN)/python benchmarks/truth.py
+	$(if $(SST2),$(BIN)/python benchmarks/classifiers.py --data $(SST2))
 	$(BIN)/python benchmarks/edge_speed.py
 	$(BIN)/python benchmarks/long.py
 	$(BIN)/python benchmarks/long_documents.py

@@ -26,7 +26,7 @@ import attnflow as af
 from attnflow.analysis.evaluate.truth.ranks import average_families, rank_truth
 from attnflow.paper import grammar
 from edge_scores import SEED, open_model
-from sheets import Sheet, environment_of, publish, say, show
+from sheets import HERE, Sheet, copy_tables, environment_of, publish, say, show
 
 EDGES = ["attention", "norm", "contribution", "gradient", "relevance", "relevance_and_gradient"]
 METHODS = ["raw", "rollout", "flow"]
@@ -184,6 +184,9 @@ def main() -> None:
         chosen=best,
         scores=scores,
     )
+
+    for page in ("truth.md", "which-method.md"):
+        copy_tables(HERE.parent / "docs" / page)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,17 @@ import attnflow as af
 from attnflow.analysis.evaluate.truth.ranks import TruthRank, list_ranked, rank_truth
 from attnflow.analysis.evaluate.truth.truth_report import RankedPrompt
 from inputs import folder_of
-from sheets import HERE, Figure, Sheet, environment_of, figure_sheet, publish, say, show
+from sheets import (
+    HERE,
+    Figure,
+    Sheet,
+    copy_tables,
+    environment_of,
+    figure_sheet,
+    publish,
+    say,
+    show,
+)
 
 COUNT, SEED = 270, 0
 EDGES = ["attention", "norm", "contribution", "gradient", "relevance", "relevance_and_gradient"]
@@ -36,6 +47,21 @@ CONTRASTED = EDGES[3:]  # those that watch a target, and so a foil
 SHORT = 40  # tokens: longer prompts have no blank-out
 CANDIDATES = [f"{edges} {method}" for edges in CONTRASTED for method in ("rollout", "flow")]
 FOILS = ["", ", foil", ", runner-up"]
+SHORT_LIST = [
+    "rollout",
+    "flow",
+    "contribution rollout",
+    "contribution flow",
+    *CANDIDATES,
+    *(f"{edges} {method}, foil" for edges in CONTRASTED[1:] for method in ("rollout", "flow")),
+    "relevance",
+    "relevance, foil",
+    "AttnLRP",
+    "AttnLRP, foil",
+    "input_gradient",
+    "blank_out",
+    "later tokens first",
+]  # of docs/which-method.md
 
 
 def split_halves(prompts: af.TruthPrompts) -> tuple[list[int], list[int]]:
@@ -109,10 +135,12 @@ def score_by_lxt(
     return {name: [np.array(row) for row in rows] for name, rows in scores.items()}
 
 
-def tabulate(report: af.TruthReport, title: str) -> Sheet:
+def tabulate(report: af.TruthReport, title: str, names: Sequence[str] | None = None) -> Sheet:
     """One line per method: mean reciprocal rank with its interval, hits, average precision."""
     rows = []
     for row in report.rows():
+        if names is not None and row.method not in names:
+            continue
         interval = f"{row.mrr:.2f} [{row.low:.2f}, {row.high:.2f}]"
         shown = f"**{interval}**" if row.mrr >= 0.95 else interval
         precision = f"{row.precision:.2f}" if row.keyed else ""
@@ -211,6 +239,7 @@ def main() -> None:
         funnel,
         tabulate(report, "rank of the true token, all prompts"),
         tabulate(reporting, "the same on the reporting half"),
+        tabulate(reporting, "in short, on the reporting half", SHORT_LIST),
         tabulate_spread(report, "mrr by family", "by_family"),
         tabulate_spread(report, "mrr by tokens from the value to the end", "by_distance"),
         tabulate_differences(reporting, compared, [*others, *peers]),
@@ -247,6 +276,9 @@ def main() -> None:
             for prompt in report.prompts
         ],
     )
+
+    for page in ("truth.md", "which-method.md"):
+        copy_tables(HERE.parent / "docs" / page)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import attnflow as af
+from attnflow.analysis.job import FIRST
 
 ROOT = Path(__file__).parents[1]
 BEFORE = dict(os.environ)
@@ -19,7 +20,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import which  # noqa: E402
 import which_scores  # noqa: E402
 import which_tables  # noqa: E402
-from sheets import Sheet, tell_table  # noqa: E402
+from sheets import Sheet, copy_tables, tell_table  # noqa: E402
 
 sys.path.remove(str(ROOT / "benchmarks"))
 os.environ.clear()  # benchmarks set what transformers reads
@@ -39,7 +40,7 @@ TEXTS = ["the key to the old cabinets", "the old keys", "the men near the house"
 def test_the_page_shows_the_tables_that_were_measured() -> None:
     tables = json.loads(RESULTS.read_text(encoding="utf-8"))["tables"]
     text = PAGE.read_text(encoding="utf-8")
-    shown = re.findall(r"<!-- (?!end)(.+?) -->\n\n(.*?)\n<!-- end -->", text, flags=re.DOTALL)
+    shown = re.findall(r"<!-- (?!end)([^:]+?) -->\n\n(.*?)\n<!-- end -->", text, flags=re.DOTALL)
     assert {name for name, _ in shown} >= {"choices", "planted", "truth", "replacements"}
     for name, body in shown:
         assert body == tell_table(tables[name])
@@ -55,9 +56,20 @@ def test_every_interval_that_the_page_quotes_was_measured() -> None:
     assert [each for each in quoted if each not in measured] == []
 
 
-def test_the_default_is_what_the_benchmark_chose() -> None:
-    for choice in json.loads(RESULTS.read_text(encoding="utf-8"))["choices"]:
-        assert which.TODAY[choice["kind"]] == choice["default"]
+@pytest.mark.parametrize("page", ["truth.md", "which-method.md"])
+def test_a_page_shows_the_tables_of_other_benchmarks(page: str, tmp_path: Path) -> None:
+    written = (PAGE.parent / page).read_text(encoding="utf-8")
+    copy = tmp_path / page
+    copy.write_text(written, encoding="utf-8")
+    copy_tables(copy)
+    assert copy.read_text(encoding="utf-8") == written
+    assert written.count("<!-- truth: ") >= 1
+
+
+@pytest.mark.parametrize(("kind", "benchmark"), [("decoder", "truth"), ("encoder", "classifiers")])
+def test_the_default_is_what_the_benchmark_chose(kind: str, benchmark: str) -> None:
+    measured = json.loads(RESULTS.with_name(f"{benchmark}.json").read_text(encoding="utf-8"))
+    assert " ".join(FIRST[kind]) == measured["chosen"]
 
 
 # ---- the choice ----------------------------------------------------------------------------------
