@@ -77,7 +77,9 @@ def measure_shares(model: af.Model, prompt: str, documents: dict[str, str]) -> d
     """[layer, document] of each kind of score on attention, at the position that answers."""
     segments = dict(documents)
     asked: dict[str, af.TokenAttention] = {
-        "rollout": af.rollout_segments(model, prompt, segments=segments, positions=[-1]),
+        "rollout": af.rollout_segments(
+            model, prompt, segments=segments, positions=[-1], edges="attention"
+        ),
         "rollout without the first token": af.rollout_segments(
             model, prompt, segments=segments, positions=[-1], without=[0]
         ),

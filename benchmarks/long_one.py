@@ -127,6 +127,7 @@ def measure_length(what: str, tokens: int, layers: int) -> dict[str, float]:
             ids,
             segments=[(start * width, (start + 1) * width) for start in range(SEGMENTS)],
             positions=[-1],
+            edges="attention",
         ),
     }
     lost: list[float] = []
@@ -187,7 +188,9 @@ def measure_equality(tokens: int, layers: int) -> dict[str, float]:
     found = af.rollout_rows(model, ids, positions=range(-ROWS, 0))
     width = tokens // SEGMENTS
     spans = [(start * width, (start + 1) * width) for start in range(SEGMENTS)]
-    shares = af.rollout_segments(model, ids, segments=spans, positions=range(-ROWS, 0))
+    shares = af.rollout_segments(
+        model, ids, segments=spans, positions=range(-ROWS, 0), edges="attention"
+    )
     summed = np.stack([expected.values[..., slice(*span)].sum(axis=-1) for span in spans], axis=-1)
     return {
         "rows": float(np.abs(found.values - expected.values).max()),

@@ -139,3 +139,37 @@ def test_generated_tokens_differ_in_what_stands_out(smollm2: Any) -> None:
     assert "Marie " not in told.split("stands out")[0]
     said = f"{different} for {len(story.tokens)} tokens, {len(set(story.tokens))} of them different"
     print(f"different top prompt tokens: {said}", file=sys.stderr)
+
+
+DOCUMENTS = [
+    "The museum opens at nine and closes at six. Tickets are sold at the entrance.",
+    "The river rises in the hills and runs through three towns before it reaches the sea.",
+    "The old bakery on the corner sells bread, cakes and coffee. It is closed on Mondays.",
+    "The train to the coast leaves every hour. Bicycles may be taken along at noon.",
+    "The garden behind the school has apple trees, a pond, and a bench for the teachers.",
+]
+FACT = "The dog of the miller is called Barnaby. It sleeps beside the wheel and chases the ducks."
+ASKED = "Question: What is the dog of the miller called? Answer: The dog of the miller is called"
+
+
+@pytest.mark.parametrize("place", [1, 3, 5])
+def test_segments_put_the_document_with_the_fact_first(smollm2: Any, place: int) -> None:
+    """Rollout of attention gives everything to the document with the first token."""
+    documents = [*DOCUMENTS[:place], FACT, *DOCUMENTS[place:]]
+    prompt = "\n".join(documents) + f"\n{ASKED}"
+    segments = {f"document {number}": text for number, text in enumerate(documents)}
+    with pytest.warns(FutureWarning, match="now follows contribution edges"):
+        shares = af.rollout_segments(smollm2, prompt, segments=segments)
+    assert shares.size is not None
+    assert (shares.layers, shares.positions) == ((30,), (shares.size - 1,))
+    assert shares.tokens == (*segments, "(rest)")
+    row = shares.at(-1)[:6]
+    assert row.argmax() == place
+    before = af.rollout_segments(
+        smollm2, prompt, segments=segments, edges="attention", positions=[-1], layers=[30]
+    ).at(-1)
+    assert before[0] > 0.99
+    assert before[place] < 0.001
+    overlap = {**segments, "twice": "beside the wheel"}
+    with pytest.raises(af.OptionError, match="segments must not overlap; got position"):
+        af.rollout_segments(smollm2, prompt, segments=overlap, edges="contribution")

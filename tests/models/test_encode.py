@@ -136,7 +136,9 @@ def test_truncation_is_the_tokenizers_own() -> None:
     assert cut.text == TEXT
     chat = model.encode(ASKED, truncation=True)
     assert chat.tokens == ("[MASK]", "[UNK]", "the", "key", "[SEP]", "[MASK]")
-    shares = af.rollout_segments(model, ASKED, segments="turns", truncation=True)
+    shares = af.rollout_segments(
+        model, ASKED, segments="turns", edges="contribution", truncation=True
+    )
     assert shares.tokens == ("1 system", "(rest)")  # what was cut off has no positions
     assert model.encode([5, 6] * 5, truncation=True).ids == (5, 6) * 3
     assert model.encode("the key", truncation=True) == model.encode("the key")
@@ -173,7 +175,9 @@ ONCE: dict[str, Callable[[af.Model, Any], Any]] = {
     "explain": lambda model, value: af.explain(value, model=model),
     "explain, cut off": lambda model, value: af.explain(value, model=model, truncation=True),
     "rollout_rows": lambda model, value: af.rollout_rows(model, value, positions=[-1]),
-    "rollout_segments": lambda model, value: af.rollout_segments(model, value, segments="lines"),
+    "rollout_segments": lambda model, value: af.rollout_segments(
+        model, value, segments="lines", edges="contribution"
+    ),
     "blank_out": af.blank_out,
     "evaluate": lambda model, value: af.evaluate(model, [value], methods=["rollout"]),
     "generate": lambda model, value: af.generate(model, value, **STORY),
@@ -198,7 +202,7 @@ def test_what_is_cut_off_is_tokenised_once(count_calls: Callable[[af.Model], lis
     model = make_model("llama")
     model.tokenizer.model_max_length = 6
     calls = count_calls(model)
-    af.rollout_segments(model, TEXT, segments="sentences", truncation=True)
+    af.rollout_segments(model, TEXT, segments="sentences", edges="contribution", truncation=True)
     assert len(calls) == 1
 
 
@@ -249,7 +253,7 @@ CHATS: dict[str, Callable[[af.Model, Any], Any]] = {
     "rollout_rows": lambda model, value: af.rollout_rows(model, value, positions=[-1]).values,
     "raw_rows": lambda model, value: af.raw_rows(model, value, positions=[-1]).values,
     "rollout_segments": lambda model, value: (
-        af.rollout_segments(model, value, segments=[(0, 3)]).values
+        af.rollout_segments(model, value, segments=[(0, 3)], edges="contribution").values
     ),
     "blank_out": lambda model, value: af.blank_out(model, value).values,
     "input_gradient": lambda model, value: af.input_gradient(model, value).values,
@@ -334,7 +338,7 @@ def test_turns_that_are_not_found_fail_only_where_they_are_asked_for(
     story = af.generate(model, ASKED, **STORY)
     assert len(story.tokens) == STORY["max_new_tokens"]
     af.rollout_rows(model, ASKED, positions=[-1])
-    af.rollout_segments(model, ASKED, segments="sentences")
+    af.rollout_segments(model, ASKED, segments="sentences", edges="attention")
     with pytest.raises(af.OptionError, match="the template changes the content of message 1"):
         af.rollout_segments(model, ASKED, segments="turns")
 

@@ -361,12 +361,82 @@ def test_more_segments_than_one_pass_carries(monkeypatch: pytest.MonkeyPatch) ->
     model = af.Model(build("llama"))
     segments = [(place, place + 1) for place in range(len(IDS))]
     monkeypatch.setattr(sys.modules["attnflow.rows.segments"], "COLUMNS", 4)
-    shares = af.rollout_segments(model, IDS, segments=segments, layers=[2, 3], positions=[-1, 4])
-    expected = af.rollout(af.capture(model, IDS), layers=[2, 3], positions=[-1, 4])
-    assert np.abs(shares.values - expected.values).max() < SAME  # nothing is left: no more column
-    assert shares.layers == (2, 3)
-    rows = af.rollout_rows(model, IDS, layers=[2, 3], positions=[-1, 4])
-    assert np.abs(shares.values - rows.values).max() < 1e-6
+    asked: dict[str, Any] = {"layers": [2, 3], "positions": [-1, 4]}
+    for edges in ("attention", "contribution"):
+        shares = af.rollout_segments(model, IDS, segments=segments, edges=edges, **asked)
+        expected = af.rollout(af.attention_graph(model, IDS, edges=edges), **asked)
+        # nothing is left: no more column
+        assert np.abs(shares.values - expected.values).max() < SAME
+        assert shares.layers == (2, 3)
+        rows = af.rollout_rows(model, IDS, edges=edges, **asked)
+        assert np.abs(shares.values - rows.values).max() < 1e-6
+
+
+@pytest.mark.parametrize("edges", ["contribution", OWN])
+@pytest.mark.parametrize("family", STACKS)
+def test_segments_on_edges_equal_the_rollout_of_their_graph(family: str, edges: Any) -> None:
+    model, given = af.Model(build(family)), example(family)
+    if not model.probe.interface:
+        with pytest.raises(af.CaptureError, match="attends outside of transformers' attention"):
+            af.rollout_segments(model, given, segments=[(0, 3)], edges=edges)
+        return
+    size = len(model.encode(given).tokens)
+    segments = {"first": (1, 4), "second": af.Group("second", (6, 8))}
+    groups = {"first": [1, 2, 3], "second": [6, 8], "(rest)": [0, 4, 5, 7, *range(9, size)]}
+    graph = af.attention_graph(model, given, edges=edges)
+    several: tuple[dict[str, Any], ...] = (
+        {"layers": [3, 1], "positions": [5, -1, 2]},
+        {"layers": [2], "positions": [8]},
+    )
+    for asked in several:
+        shares = af.rollout_segments(model, given, segments=segments, edges=edges, **asked)
+        expected = af.rollout(graph, groups=groups, **asked)
+        assert np.abs(shares.values - expected.values).max() < SAME
+        for name in ("layers", "positions", "tokens", "queries", "groups", "causal", "edges"):
+            assert getattr(shares, name) == getattr(expected, name), name
+    default = af.rollout_segments(model, given, segments=segments, edges=edges)
+    assert default.layers == (3,)
+    assert default.positions == ((size - 1,) if model.is_causal else tuple(range(size)))
+
+
+def test_segments_of_a_causal_model_follow_contributions_and_say_so() -> None:
+    model = af.Model(build("llama"))
+    with pytest.warns(FutureWarning, match="edges='attention' gives the shares of 0.3"):
+        shares = af.rollout_segments(model, IDS, segments=[(0, 3)])
+    named = af.rollout_segments(model, IDS, segments=[(0, 3)], edges="contribution")
+    assert shares.edges == "contribution"
+    assert shares.source is not None
+    assert (shares.source.edges, shares.source.residual) == ("contribution", None)
+    assert (shares.layers, shares.positions) == ((3,), (10,))
+    assert (shares.values == named.values).all()
+    before = af.rollout_segments(model, IDS, segments=[(0, 3)], edges="attention")
+    assert (before.edges, before.values.shape) == ("attention", (3, 11, 2))
+    options: tuple[dict[str, Any], ...] = (
+        {"residual": 0.5},
+        {"without": [5]},
+        {"normalize": "receptive_field"},
+    )
+    for given in options:  # of the attention graph, so it is meant
+        assert af.rollout_segments(model, IDS, segments=[(0, 3)], **given).edges == "attention"
+    with pytest.warns(UserWarning, match="followed attention, not contributions: .* outside of"):
+        bloom = af.rollout_segments(af.Model(build("bloom")), IDS, segments=[(0, 3)])
+    assert bloom.edges == "attention"
+    bert = af.rollout_segments(build("bert"), IDS, segments=[(0, 3)])
+    assert (bert.edges, bert.values.shape) == ("attention", (3, 11, 2))
+    for edges, message in (
+        ("gradient", "rows are not available on edges 'gradient'"),
+        (["norm", "attention"], "rows are on one kind of edges"),
+        ("sums", "unknown edges 'sums'"),
+    ):
+        with pytest.raises(af.OptionError, match=message):
+            af.rollout_segments(model, IDS, segments=[(0, 3)], edges=edges)
+    bad: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"residual": 0.2}, "hold the residual inside"),
+        ({"without": [0]}, "are of attention; got edges 'contribution' and without"),
+    )
+    for given, message in bad:
+        with pytest.raises(af.OptionError, match=message):
+            af.rollout_segments(model, IDS, segments=[(0, 3)], edges="contribution", **given)
 
 
 WORDS = "the key is lost. here the cabinets are lost? Here is the key"
@@ -485,8 +555,8 @@ def test_shares_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPa
         sys.modules["attnflow.rows.segments"], "find_available_memory", lambda: 1000
     )
     with pytest.raises(af.OptionError, match=r"give one position, or fewer layers"):
-        af.rollout_segments(build("llama"), IDS, segments=[(0, 3)])
-    af.rollout_segments(build("llama"), IDS, segments=[(0, 3)], positions=[-1])
+        af.rollout_segments(build("llama"), IDS, segments=[(0, 3)], edges="attention")
+    af.rollout_segments(build("llama"), IDS, segments=[(0, 3)], edges="contribution")
 
 
 def test_a_capture_beyond_memory_names_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -643,7 +713,9 @@ def test_a_chat_is_explained_with_a_bar_per_turn(
         assert found.texts[0].startswith("[MASK] user the key is lost")
         print_explanation(Console(width=140), found)
         assert "2 assistant" in capsys.readouterr().out
-        shares = af.rollout_segments(writer, CHAT, segments="turns", positions=[-1])
+        shares = af.rollout_segments(
+            writer, CHAT, segments="turns", edges="attention", positions=[-1]
+        )
         folded = found.row("rollout", by_segment=True)
         assert np.abs(folded.at(found.position) - shares.at(-1)).max() < SAME
         request.getfixturevalue("short_graphs")
@@ -890,6 +962,15 @@ def test_long_texts_are_folded_on_the_command_line(
 ) -> None:
     writer.model.save_pretrained(folder / "decoder")
     writer.tokenizer.save_pretrained(folder / "decoder")
+    assert run(monkeypatch, folder, "segments", "decoder", "words.txt") == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("contribution rollout: from layer 3, position 16 ([SEP])")
+    assert "--edges attention is that of 0.3" in " ".join(said.err.split())
+    for edges, name in (("attention", "rollout: "), ("norm", "norm rollout: ")):
+        assert run(monkeypatch, folder, "segments", "decoder", "words.txt", "--edges", edges) == 0
+        said = capsys.readouterr()
+        assert said.out.startswith(f"{name}from layer 3, position 16")
+        assert "note" not in said.err
     assert run(monkeypatch, folder, "explain", LONG, "--model", "decoder") == 0
     said = capsys.readouterr()
     assert "Here the cabinets are lost?" in said.out

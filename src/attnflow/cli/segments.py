@@ -11,31 +11,42 @@ from rich.table import Table
 from rich.text import Text
 
 from attnflow.cli.options import (
+    OWN,
     LayerOption,
     ModelName,
     PositionOption,
     Residual,
     Truncation,
     Without,
+    read_edge_names,
     read_numbers,
 )
 from attnflow.cli.output import NUMBER_ENDINGS, NumberFile, check_out
-from attnflow.core.graph import RESIDUAL
 from attnflow.core.results import TokenAttention
 from attnflow.core.text import shorten, show_token
+from attnflow.edges.edge_weight import name_result
 from attnflow.errors import FileError, OptionError, printable
 from attnflow.models.load import load
 from attnflow.models.segments import KINDS, Segments, cut_marker
+from attnflow.notices import collect_notices
 from attnflow.rows.segments import rollout_segments
-from attnflow.show.terminal.tables import say
+from attnflow.show.terminal.tables import print_note, say
 
 MARKER = "marker"
+NOW_CONTRIBUTIONS = "contribution edges, the default for decoders; --edges attention is that of 0.3"
 SHOWN_SEGMENTS = 40  # segments on the terminal; a file has all
 PromptFile = Annotated[
     Path,
     typer.Argument(
         readable=False,
         help="A text file; for turns, a JSON file of messages with role and content.",
+    ),
+]
+SegmentEdges = Annotated[
+    str | None,
+    typer.Option(
+        help="What an edge weighs: attention, norm, contribution, effective; your own as"
+        f" {OWN}. By default contribution for decoders, and attention for other models."
     ),
 ]
 
@@ -51,6 +62,7 @@ def segments_command(
     ] = None,
     layer: LayerOption = None,
     position: PositionOption = None,
+    edges: SegmentEdges = None,
     residual: Residual = None,
     without: Without = "",
     truncation: Truncation = False,
@@ -67,17 +79,21 @@ def segments_command(
     prompt = read_messages(file) if by == "turns" else file.read_text(encoding="utf-8")
     cut: Segments = by if marker is None else dict(cut_marker(str(prompt), marker))
     reader = load(model)
-    shares: TokenAttention = rollout_segments(
-        reader,
-        prompt,
-        segments=cut,
-        unit="positions" if marker is None else "characters",
-        layers=layer,
-        positions=(-1 if reader.is_causal else 0) if position is None else position,
-        residual=RESIDUAL if residual is None else residual,
-        without=read_numbers(without, "--without"),
-        truncation=truncation,
-    )
+    with collect_notices() as notices:
+        shares: TokenAttention = rollout_segments(
+            reader,
+            prompt,
+            segments=cut,
+            unit="positions" if marker is None else "characters",
+            layers=layer,
+            positions=(-1 if reader.is_causal else 0) if position is None else position,
+            edges=read_edge_names(edges),
+            residual=residual,
+            without=read_numbers(without, "--without"),
+            truncation=truncation,
+        )
+    for notice in notices:
+        print_note(notice if shares.edges == "attention" else NOW_CONTRIBUTIONS)
     if out is not None:
         say(f"written: {shares.save(out)}")
     else:
@@ -101,7 +117,8 @@ def print_shares(console: Console, shares: TokenAttention) -> None:
     """The segments in their order, each with its tokens, its share and a bar."""
     row, groups = shares.values[-1, 0], shares.groups or ()
     where = f"layer {shares.layers[-1]}, position {shares.positions[0]}"
-    console.print(Text(f"rollout: from {where} ({show_token(shares.queries[0])}), to segments"))
+    name = name_result(shares.edges, shares.method)
+    console.print(Text(f"{name}: from {where} ({show_token(shares.queries[0])}), to segments"))
     table = Table(box=None, pad_edge=False)
     table.add_column("", justify="right", style="dim")
     table.add_column("segment", overflow="fold")

@@ -11,6 +11,7 @@ from attnflow.core.graph import RESIDUAL
 from attnflow.corpus.job import SHARES_METHOD
 from attnflow.corpus.rows import CorpusRow
 from attnflow.corpus.shard_tables import ScoredRow
+from attnflow.edges.edge_weight import EDGES
 from attnflow.models.encoded import Encoded
 from attnflow.models.model import Model
 from attnflow.rows.request import RowRequest
@@ -34,7 +35,8 @@ def share_row(model: Model, row: CorpusRow, encoded: Encoded, job: Job) -> Score
         normalize=job.normalize,
     )
     at = locate_logits(model, encoded, place)
-    shares, output = roll_segments(request, job.segments, "positions", logits_at=at)
+    weight = EDGES[request.edges]
+    shares, output = roll_segments(request, job.segments, "positions", weight, logits_at=at)
     scores = {SHARES_METHOD: shares.values[:, 0]}
     prediction = read_prediction(model, output, at)
     return ScoredRow(row, encoded, prediction, scores, request.removed, shares.groups or ())

@@ -23,6 +23,7 @@ from attnflow.models.wiring.linear_maps import ModuleReader
 from attnflow.models.wiring.trace import Tap
 from attnflow.models.wiring.wiring import Wiring
 from attnflow.rows.products import (
+    LayerAttention,
     LayerCount,
     Recomputed,
     RowBlock,
@@ -120,6 +121,16 @@ class EdgeLayer:
         edges = self.weight.weigh(replace(mix, own=queries))
         weights = torch.from_numpy(edges).to(queries.device, torch.float32)
         return RowBlock(queries, keys, weights)
+
+
+def weigh_layer(
+    layer: Recomputed | StoredAttention | MixedLayer, weight: EdgeWeight, reader: ModuleReader
+) -> LayerAttention:
+    """The edges of a layer, under this edge weight."""
+    if not isinstance(layer, MixedLayer):
+        return layer
+    on_attention = weight.name == "attention"
+    return layer.attention if on_attention else EdgeLayer(layer, weight, reader)
 
 
 def run_mixes(

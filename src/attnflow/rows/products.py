@@ -238,12 +238,18 @@ class Carrier:
             )
         return carried
 
-    def carry_up(self, layer: LayerAttention, columns: "torch.Tensor") -> "torch.Tensor":
-        """Columns [position, column] of layer l - 1 as columns over the positions of layer l."""
+    def carry_up(
+        self, layer: LayerAttention, columns: "torch.Tensor", queries: "torch.Tensor | None" = None
+    ) -> "torch.Tensor":
+        """Columns [position, column] of layer l - 1 as columns over the positions of layer l.
+
+        queries: the positions to compute, ascending; all if None.
+        """
         import torch
 
         carried = columns * self.residual
-        for block in self.take_blocks(layer, torch.arange(len(columns), device=columns.device)):
+        wanted = torch.arange(len(columns), device=columns.device) if queries is None else queries
+        for block in self.take_blocks(layer, wanted):
             carried[block.queries] += (1 - self.residual) * (block.weights @ columns[: block.keys])
         return carried
 

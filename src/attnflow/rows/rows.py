@@ -20,7 +20,7 @@ from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
 from attnflow.models.wiring.linear_maps import ModuleReader
 from attnflow.progress import progress_bar
-from attnflow.rows.blocks import EdgeLayer, MixedLayer, refuse_whole, run_mixes
+from attnflow.rows.blocks import MixedLayer, refuse_whole, run_mixes, weigh_layer
 from attnflow.rows.products import (
     LayerAttention,
     Recomputed,
@@ -118,11 +118,8 @@ def rollout_rows(
     """
     model = open_model(model)
     weight = read_weight(edges)
-    refuse_residual({weight.name: weight}, residual)
+    graph = choose_graph(weight, residual, without, normalize)
     share = check_skip(skip)
-    mixed = (RESIDUAL if residual is None else residual) if weight.residual == "mixed" else None
-    graph: RowGraph = {"without": without, "residual": mixed, "normalize": normalize}
-    graph["edges"] = weight.name
 
     def make_job(encoded: Encoded) -> RowJob:
         request = RowRequest.read(model, encoded, "rollout", positions, layers, **graph)
@@ -197,6 +194,15 @@ def read_weight(edges: Choices | EdgeWeight) -> EdgeWeight:
     return weight
 
 
+def choose_graph(
+    weight: EdgeWeight, residual: float | None, without: Sequence[int], normalize: str
+) -> RowGraph:
+    """The options that say which graph rows on these edges are of; residual: 0.5 if None."""
+    refuse_residual({weight.name: weight}, residual)
+    mixed = (RESIDUAL if residual is None else residual) if weight.residual == "mixed" else None
+    return {"without": without, "residual": mixed, "normalize": normalize, "edges": weight.name}
+
+
 # ---- one pass for all rows ----------------------------------------------------------------------
 
 
@@ -250,22 +256,15 @@ class RowCollector:
         """Take one layer, from the lowest on."""
         self.windows.append(layer.window)
         for job, rows in self.raws.items():
-            rows.see(number, self.select_edges(layer, job.weight))
+            rows.see(number, weigh_layer(layer, job.weight, self.reader))
         if any(job.request.depends_on(number) for job in self.rolled):
             self.layers.append(layer if self.pool is None else layer.keep(self.pool))
-
-    def select_edges(self, layer: ComputedLayer, weight: EdgeWeight) -> LayerAttention:
-        """The edges of a layer, under this edge weight."""
-        if not isinstance(layer, MixedLayer):
-            return layer
-        on_attention = weight.name == "attention"
-        return layer.attention if on_attention else EdgeLayer(layer, weight, self.reader)
 
     def answer(self) -> list[TokenAttention]:
         """The results of all jobs, once every layer has been taken."""
         results = {job: rows.answer(self.windows) for job, rows in self.raws.items()}
         for job in self.rolled:
-            layers = [self.select_edges(layer, job.weight) for layer in self.layers]
+            layers = [weigh_layer(layer, job.weight, self.reader) for layer in self.layers]
             results[job] = roll_rows(job, layers, self.windows)
         return [results[job] for job in self.jobs]
 

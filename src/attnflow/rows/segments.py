@@ -7,18 +7,25 @@ import numpy as np
 
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import Numbers
-from attnflow.core.graph import RESIDUAL
+from attnflow.core.choices import Choices
 from attnflow.core.groups import Group
 from attnflow.core.memory import find_available_memory, format_gigabytes
 from attnflow.core.request import check_layers
 from attnflow.core.results import TokenAttention
-from attnflow.errors import OptionError
+from attnflow.edges.edge_weight import EDGES, EdgeWeight
+from attnflow.errors import CaptureError, OptionError
 from attnflow.models.encoded import AnInput, OneInput
 from attnflow.models.load import ModelLike, open_model
+from attnflow.models.model import Model
 from attnflow.models.segments import Segments, read_segments
+from attnflow.models.wiring.find import find_wirings
+from attnflow.models.wiring.linear_maps import ModuleReader
+from attnflow.notices import give_notice
 from attnflow.progress import progress_bar
-from attnflow.rows.products import LayerAttention, run_layers
-from attnflow.rows.request import RowGraph, RowRequest, check_removed, encode_rows
+from attnflow.rows.blocks import MixedLayer, run_mixes, weigh_layer
+from attnflow.rows.products import Recomputed, StoredAttention, run_layers
+from attnflow.rows.request import RowRequest, check_removed, encode_rows
+from attnflow.rows.rows import choose_graph, read_weight
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +41,8 @@ class SegmentOptions(TypedDict, total=False):
     unit: str
     layers: Numbers | None
     positions: Numbers | None
-    residual: float
+    edges: Choices | EdgeWeight | None
+    residual: float | None
     without: Sequence[int]
     normalize: str
     truncation: bool
@@ -56,16 +64,18 @@ def rollout_segments(
     unit: str = "positions",
     layers: Numbers | None = None,
     positions: Numbers | None = None,
-    residual: float = RESIDUAL,
+    edges: Choices | EdgeWeight | None = None,
+    residual: float | None = None,
     without: Sequence[int] = (),
     normalize: str = "sum",
     truncation: bool = False,
 ) -> TokenAttention | list[TokenAttention]:
     """Attention rollout to parts of an input: which document, sentence or turn was read?
 
-    The same as `rollout(graph, groups=...)`, for an input of any length: the shares travel up
-    while the model runs, which costs one more attention per layer and keeps no layer. Rows sum to
-    1: positions outside of all segments are one more group, the last.
+    The same as `rollout(attention_graph(model, inputs, edges=edges), groups=...)`, for an input of
+    any length: the shares travel up while the model runs, and no layer is kept. On attention that
+    costs one more attention per layer; other edges weigh every layer. Rows sum to 1: positions
+    outside of all segments are one more group, the last.
 
     Parameters
     ----------
@@ -79,7 +89,12 @@ def rollout_segments(
     unit
         What spans count: "positions" or "characters".
     layers, positions
-        The rows to compute; all if None. Negative positions count from the end.
+        The rows to compute. If None: on attention, all; on other edges the top layer and, in causal
+        models, the last position. Negative positions count from the end.
+    edges
+        What an edge of the graph weighs, as for `rollout_rows`. If None: contribution in causal
+        models, where attention runs to the first tokens whatever they say; attention in other
+        models, and where `residual`, `without` or a receptive field ask for its graph.
 
     >>> import attnflow as af
     >>> shares = af.rollout_segments(
@@ -88,21 +103,68 @@ def rollout_segments(
     >>> shares.tokens, shares.at(position=0).round(2).tolist()
     (('noun', '(rest)'), [0.3, 0.7])
     """
+    named_weight = None if edges is None else read_weight(edges)
     model = open_model(model)
     each, many = encode_rows(model, inputs, truncation, "rollout_segments")
     named = [segments] * len(each)
     if many and not isinstance(segments, str):
         named = check_each(segments, len(each))
-    graph: RowGraph = {"without": without, "residual": residual, "normalize": normalize}
+    of_attention = residual is not None or bool(without) or normalize == "receptive_field"
+    weight = named_weight or choose_weight(model, of_attention=of_attention)
+    graph = choose_graph(weight, residual, without, normalize)
+    if layers is None and weight.name != "attention":
+        layers = len(find_wirings(model))
     results = []
     for encoded, own in zip(each, named, strict=True):
-        asked = positions
-        if asked is None:
-            size = len(encoded.tokens)
-            asked = sorted(set(range(size)) - set(check_removed(without, size)))
+        default = choose_positions(model, weight, len(encoded.tokens), without)
+        asked = default if positions is None else positions
         request = RowRequest.read(model, encoded, "rollout", asked, layers, **graph)
-        results.append(roll_segments(request, own, unit)[0])
+        results.append(roll_segments(request, own, unit, weight)[0])
+    if edges is None and not of_attention:
+        tell_default(model, weight)
     return results if many else results[0]
+
+
+def choose_weight(model: Model, *, of_attention: bool) -> EdgeWeight:
+    """The edges if none are named. of_attention: whether options ask for the attention graph."""
+    if of_attention or not model.is_causal or find_missing(model):
+        return EDGES["attention"]
+    return EDGES["contribution"]
+
+
+def find_missing(model: Model) -> CaptureError | None:
+    """Why edges other than attention are not available for a model; None if they are."""
+    try:
+        find_wirings(model)
+    except CaptureError as error:
+        return error
+    return None
+
+
+def tell_default(model: Model, weight: EdgeWeight) -> None:
+    """Say which edges were followed in a causal model, as none were named."""
+    if not model.is_causal:
+        return
+    if weight.name == "attention":
+        text = f"rollout_segments followed attention, not contributions: {find_missing(model)}"
+        give_notice(text, UserWarning, stacklevel=3)
+        return
+    give_notice(
+        "rollout_segments of a causal model now follows contribution edges, from the last position"
+        " of the top layer; edges='attention' gives the shares of 0.3, edges='contribution' these"
+        " without this warning",
+        FutureWarning,
+        stacklevel=3,
+    )
+
+
+def choose_positions(
+    model: Model, weight: EdgeWeight, size: int, without: Sequence[int]
+) -> list[int]:
+    """The positions if none are named."""
+    if weight.name != "attention" and model.is_causal:
+        return [size - 1]
+    return sorted(set(range(size)) - set(check_removed(without, size)))
 
 
 def check_each(segments: object, count: int) -> list[Segments]:
@@ -116,7 +178,12 @@ def check_each(segments: object, count: int) -> list[Segments]:
 
 
 def roll_segments(
-    request: RowRequest, segments: Segments, unit: str, *, logits_at: int | None = None
+    request: RowRequest,
+    segments: Segments,
+    unit: str,
+    weight: EdgeWeight,
+    *,
+    logits_at: int | None = None,
 ) -> tuple[TokenAttention, Any]:
     """The shares of the segments of one input, and the model's output, as from `run_layers`."""
     groups = read_segments(request.encoded, segments, unit, request.removed)
@@ -125,7 +192,7 @@ def roll_segments(
     parts = []
     for start in range(0, len(groups), COLUMNS):
         some = groups[start : start + COLUMNS]
-        found, windows, output = carry_segments(request, some, logits_at)
+        found, windows, output = carry_segments(request, some, weight, logits_at)
         parts.append(found)
     asked = request.layers
     tops = tuple(parts[0]) if asked is None else check_layers(asked, len(windows))
@@ -137,26 +204,34 @@ def roll_segments(
 
 
 def carry_segments(
-    request: RowRequest, groups: Sequence[Group], logits_at: int | None
+    request: RowRequest, groups: Sequence[Group], weight: EdgeWeight, logits_at: int | None
 ) -> tuple[dict[int, Floats], list[int | None], Any]:
     """[position, group] by layer from one forward pass, the windows of all layers, its output."""
+    import torch
+
+    model, reader = request.model, ModuleReader(request.model.model)
     columns = start_columns(request, groups)
+    asked = torch.tensor(sorted(set(request.positions)), device=model.device)
     found: dict[int, Floats] = {}
     windows: list[int | None] = []
 
     with progress_bar("shares of segments") as tick:
 
-        def carry(number: int, layer: LayerAttention) -> None:
+        def carry(number: int, layer: Recomputed | StoredAttention | MixedLayer) -> None:
             nonlocal columns
             windows.append(layer.window)
             if not request.depends_on(number):
                 return
-            columns = request.carrier.carry_up(layer, columns)
+            # above the highest layer nothing is asked for, so no other rows are needed
+            queries = asked if request.layers and number == max(request.layers) else None
+            edges = weigh_layer(layer, weight, reader)
+            columns = request.carrier.carry_up(edges, columns, queries)
             if request.includes(number):
                 found[number] = pick_rows(request, columns)
-            tick(number, request.model.depth or number)
+            tick(number, model.depth or number)
 
-        output = run_layers(request.model, request.encoded, carry, logits_at=logits_at)
+        run = run_layers if weight.name == "attention" else run_mixes
+        output = run(model, request.encoded, carry, logits_at=logits_at)
     return found, windows, output
 
 
