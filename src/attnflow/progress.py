@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnflow.errors import OptionError, printable
 
 PATIENCE = 2.0  # seconds before a bar appears
+REMEMBERED = 3600.0  # seconds whose steps the estimate of the remaining time is made of
 # of nested computations only the outer one shows a bar
 bar_shown: ContextVar[bool] = ContextVar("bar_shown", default=False)
 
@@ -74,7 +75,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A function to call with (done, total).
 
     It reports to the listener of this context, if there is one; otherwise to a bar on standard
-    error, which appears after `PATIENCE` seconds.
+    error, which appears after `PATIENCE` seconds and estimates the remaining time.
     """
     listener = current_listener.get()
     if listener is not None:
@@ -87,7 +88,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     from rich.markup import escape
     from rich.progress import Progress as Bar
 
-    bar = Bar(console=Console(stderr=True), transient=True)
+    bar = Bar(console=Console(stderr=True), transient=True, speed_estimate_period=REMEMBERED)
     task = bar.add_task(escape(printable(title)), total=None)
     # started by another thread: compiling kernels reports nothing for seconds
     start = threading.Timer(PATIENCE, bar.start)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau, pearsonr, rankdata
 
 import attnflow as af
+from attnflow.analysis.faithfulness import perturb
 from attnflow.analysis.faithfulness.metrics import PerturbationCurve
+from attnflow.analysis.importance.watch import run_variants
 from attnflow.analysis.statistics import STATISTICS, dense, kendall
 from tests.console import inside
 from tests.families import build, word_tokenizer
@@ -68,7 +70,7 @@ def test_a_report_holds_what_faithfulness_gives_for_every_method_and_layer(
 
 def test_the_two_further_rows_are_random_orders_and_the_best_of_all() -> None:
     metrics = [*METRICS, "normalised_comprehensiveness", "sufficiency@30"]
-    found = report(faithfulness=metrics, methods="rollout")
+    found = report(faithfulness=metrics, methods="rollout", best=True)
     text, label = EXAMPLES[0]
     size = len(model().encode(text).ids) - 1
     scores = []
@@ -95,10 +97,36 @@ def test_the_two_further_rows_are_random_orders_and_the_best_of_all() -> None:
     assert found.list_methods("blank_out") == ("rollout",)
 
 
+def test_a_report_runs_each_perturbed_input_once_and_tells_its_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[tuple[Any, ...]] = []
+
+    def watch_runs(model: af.Model, variants: Any, *rest: Any) -> Any:
+        ran.extend((each.encoded.ids, each.position, each.hidden) for each in variants)
+        return run_variants(model, variants, *rest)
+
+    monkeypatch.setattr(perturb, "run_variants", watch_runs)
+    seen: list[af.Progress] = []
+    options: dict[str, Any] = {"against": (), "replacement": ["unknown", "attention"]}
+    examples = ["the key" + " to the cabinets" * number for number in range(1, 6)]
+    with af.progress_listener(seen.append):
+        af.evaluate(model(), examples, layers=[1, 6], faithfulness=METRICS, **options)
+    assert len(ran) == len(set(ran))
+    assert [each.done for each in seen if each.title == "evaluating"] == [4, 5]
+    # all sets of the first words of 16 orders, taken away or kept, by two replacements: no search
+    assert len(ran) < sum(16 * 2 * 2 * (2 + 3 * number) for number in range(1, 6))
+
+
 def test_no_method_beats_the_best_found_of_a_long_text_either() -> None:
     text = "the old keys to the cabinets in the house near the large river"
     found = af.evaluate(
-        model(), [text], layers=[6], against=(), faithfulness=["comprehensiveness@10", "insertion"]
+        model(),
+        [text],
+        layers=[6],
+        against=(),
+        faithfulness=["comprehensiveness@10", "insertion"],
+        best=True,
     )
     for metric in ("comprehensiveness@10", "insertion"):
         best = found.values("best found", metric)[0, 0]
@@ -107,7 +135,9 @@ def test_no_method_beats_the_best_found_of_a_long_text_either() -> None:
 
 
 def test_tables_name_the_replacement_and_stand_beside_the_correlations() -> None:
-    found = report(faithfulness=["deletion", "insertion"], replacement=["unknown", "attention"])
+    found = report(
+        faithfulness=["deletion", "insertion"], replacement=["unknown", "attention"], best=True
+    )
     assert found.replacements == ("unknown", "attention")
     text = found.to_markdown()
     assert "| method | layer | blank_out | deletion | insertion | undefined |" in text
@@ -137,7 +167,7 @@ def test_curves_start_at_the_prediction_and_end_where_all_is_gone() -> None:
     found = report(faithfulness=["deletion", "insertion"])
     for example in found.examples:
         curves = example.faithful[0].curves
-        assert set(curves) == {*found.methods, "random order", "best found"}
+        assert set(curves) == {*found.methods, "random order"}
         ends = {float(round(rows[0, 0, 0], 6)) for rows in curves.values()}
         assert len(ends) == 1
         assert len({float(round(rows[0, 0, -1], 6)) for rows in curves.values()}) == 1
@@ -167,6 +197,7 @@ def test_user_defined_scorers_and_metrics_take_part() -> None:
         },
         against=(),
         faithfulness={"drop": drop, "comprehensiveness": None},
+        best=True,
     )
     assert [row[:3] for row in found.rows()][:4] == [
         ("drop", "exact", None),
@@ -293,6 +324,7 @@ def test_undefined_correlations_are_dropped_or_zero_as_said() -> None:
         ({"faithfulness": "deletion", "target_of": "odds"}, "unknown target_of='odds'"),
         ({"statistic": "pearson"}, "unknown statistic 'pearson'; choose from spearman, kendall"),
         ({"undefined": "nan"}, "unknown undefined='nan'; choose from drop, zero"),
+        ({"best": True}, "best adds a row to the metrics of faithfulness; got best=True without"),
         ({"rationales": [[0, 1]]}, "one per example, 3 here; got 1"),
         ({"rationales": 3}, "one per example, 3 here; got int"),
         ({"rationales": [[0]] * 3}, r"rationale of example 1 must be 0 or 1 per token, 5 here"),
@@ -324,11 +356,12 @@ def test_the_command_measures_texts(
     file.write_text("the key to cabinets\tsingular\nthe old keys\tplural\n")
     command = ["evaluate", "verb-number", str(file), "--layers", "6", "--against", "blank_out"]
     options = ["--faithfulness", "comprehensiveness@20,deletion", "--replacement"]
-    found = inside(monkeypatch, *command, *options, "unknown,removal", "--differences")
+    found = inside(monkeypatch, *command, *options, "unknown,removal", "--differences", "--best")
     assert found == 0
     shown = capsys.readouterr().out
     assert "| method | layer | blank_out | comprehensiveness@20 | deletion | undefined |" in shown
     assert "| deletion | unknown | removal |" in shown
+    assert "| best found |" in shown
     assert "by Holm over 18 comparisons" in shown
     assert inside(monkeypatch, *command, *options[:2], "--target-of", "odds") == 2
     assert "unknown --target-of odds" in capsys.readouterr().err

@@ -39,7 +39,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_stored_scores_are_as_faithful_as_those_of_evaluate(corpus: Path) -> None:
-    options: dict[str, Any] = {"faithfulness": METRICS, "replacement": ["unknown", "removal"]}
+    options: dict[str, Any] = {
+        "faithfulness": METRICS,
+        "replacement": ["unknown", "removal"],
+        "best": True,
+    }
     stored = evaluate_corpus(corpus, statistic="kendall", **options)
     fresh = af.evaluate(
         af.load("verb-number"),

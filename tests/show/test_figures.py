@@ -20,7 +20,7 @@ from PIL import Image
 import attnflow as af
 from attnflow import figures
 from attnflow.analysis.evaluate.scored_example import ScoredExample
-from attnflow.analysis.evaluate.yardsticks import BASELINES, Faithful
+from attnflow.analysis.evaluate.yardsticks import Faithful
 from attnflow.figures import Drawing
 from attnflow.show import colours
 from attnflow.show.figures import drawing, graph_parts, layout
@@ -98,7 +98,7 @@ def report(
 def measured() -> af.Report:
     found = report()
     rng = np.random.default_rng(5)
-    counts = dict.fromkeys(found.methods, len(found.layers)) | dict.fromkeys(BASELINES, 1)
+    counts = dict.fromkeys(found.methods, len(found.layers)) | dict.fromkeys(found.baselines, 1)
     examples = [
         replace(
             example,

@@ -89,6 +89,13 @@ TargetOf = Annotated[
         show_default="probability; with a foil logit",
     ),
 ]
+Best = Annotated[
+    bool,
+    typer.Option(
+        "--best",
+        help="With --faithfulness: search the best order of each text as well, which takes long.",
+    ),
+]
 FoilOption = Annotated[
     str | None,
     typer.Option(
@@ -252,6 +259,7 @@ class ScoringArguments(TypedDict):
     faithfulness: Functions
     replacement: str | list[str] | None
     target_of: str | None
+    best: bool
     statistic: str
     undefined: str
 
@@ -265,6 +273,7 @@ class ScoringFlags:
     faithfulness: Faithfulness = ""
     replacement: Replacements = ""
     target_of: TargetOf = None
+    best: Best = False
     statistic: Statistic = "spearman"
     undefined: Undefined = "drop"
 
@@ -277,6 +286,7 @@ class ScoringFlags:
             "faithfulness": read_functions(self.faithfulness, METRICS, "metric"),
             "replacement": names[0] if len(names) == 1 else names or None,
             "target_of": self.target_of,
+            "best": self.best,
             "statistic": self.statistic,
             "undefined": self.undefined,
         }

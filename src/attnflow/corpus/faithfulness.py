@@ -1,7 +1,7 @@
 """Faithfulness of the scores that a corpus holds: the model runs, on perturbed texts alone."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -18,7 +18,7 @@ from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
 from attnflow.models.predict import FoilNumber
 
-TEXTS_TOGETHER = 32  # texts that run together
+TEXTS_TOGETHER = 4  # texts that run together, and between two steps of the progress bar
 NEEDS_MODEL = "give it as model (attnflow corpus evaluate --model)"
 
 
@@ -83,11 +83,15 @@ def measure_rows(
 
 
 def stack_values(
-    measured: Iterable[tuple[Faithful, ...]],
+    measured: Iterable[tuple[Faithful, ...]], tick: Callable[[int], None]
 ) -> dict[tuple[str, str, str], Floats]:
-    """By (metric, replacement, method): [layer, text]."""
+    """By (metric, replacement, method): [layer, text].
+
+    tick: called with the number of texts so far.
+    """
     found: dict[tuple[str, str, str], list[Floats]] = {}
-    for ways in measured:
+    for number, ways in enumerate(measured, start=1):
+        tick(number)
         for each in ways:
             for metric, by_method in each.values.items():
                 for method, values in by_method.items():

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from attnflow.analysis.evaluate.yardsticks import Yardsticks
+from attnflow.analysis.evaluate.yardsticks import Yardsticks, check_best
 from attnflow.analysis.faithfulness.faithfulness import choose_value
 from attnflow.analysis.faithfulness.metrics import prefers_lower
 from attnflow.analysis.job import read_faithfulness
@@ -42,6 +42,7 @@ from attnflow.edges.edge_weight import split_name
 from attnflow.errors import OptionError
 from attnflow.models.load import ModelLike
 from attnflow.models.predict import number_foil
+from attnflow.progress import progress_bar
 
 
 class CorpusReportRow(NamedTuple):
@@ -178,6 +179,7 @@ def evaluate_corpus(
     faithfulness: Choices | None = (),
     replacement: object = None,
     target_of: str | None = None,
+    best: bool = False,
     model: "ModelLike | None" = None,
 ) -> CorpusReport:
     """How well the stored methods rank tokens: rank correlation with stored importance.
@@ -197,7 +199,7 @@ def evaluate_corpus(
         The maximum number of texts.
     seed
         The seed of the bootstrap.
-    statistic, undefined, faithfulness, replacement, target_of
+    statistic, undefined, faithfulness, replacement, target_of, best
         As in `evaluate`; for faithfulness the model runs, on perturbed texts, and watches the
         difference of logits if the corpus has a foil.
     model
@@ -213,9 +215,10 @@ def evaluate_corpus(
     foil = recall_foil(job.foil)
     watched = choose_value(target_of, contrasts=foil is not None)
     measurement, yardsticks = read_faithfulness(faithfulness, watched), None
+    check_best(best, measurement)
     if measurement is not None:
         opened = open_same(folder, manifest, model)
-        yardsticks = Yardsticks.read(opened, measurement, replacement)
+        yardsticks = Yardsticks.read(opened, measurement, replacement, best=best)
     if not scored and yardsticks is None:
         raise OptionError(
             f"{folder} holds no importance to compare with; compute it with importance, blank_out"
@@ -230,7 +233,9 @@ def evaluate_corpus(
         rows = read_text_rows(place, manifest, chosen, ["text", "tokens", "label"])
         against_foil = number_foil(yardsticks.model, foil)
         found = measure_rows(yardsticks, islice(rows, limit), chosen, job.position, against_foil)
-        measured = stack_values(found)
+        total = manifest.rows if limit is None else min(limit, manifest.rows)
+        with progress_bar("evaluating") as tick:
+            measured = stack_values(found, lambda done: tick(done, total))
     return CorpusReport(
         name=os.fspath(folder),
         layers={method: job.layers[method] for method in chosen},

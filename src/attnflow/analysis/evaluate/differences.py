@@ -190,7 +190,9 @@ def read_yardsticks(report: "Report", against: str | Iterable[str] | None) -> li
 def read_compared(report: "Report", methods: Iterable[str] | None) -> list[str]:
     """Two or more methods of the report; all if None."""
     chosen = list(report.methods if methods is None else methods)
-    refuse_unknown("method", chosen, [*report.methods, *BASELINES * bool(report.faithfulness)])
+    refuse_unknown(
+        "method", chosen, [*report.methods, *report.baselines * bool(report.faithfulness)]
+    )
     if len(set(chosen)) < max(2, len(chosen)):
         raise OptionError(
             "a difference is between two different methods or more;"
@@ -305,7 +307,7 @@ def average_curves(
         )
     place = report.replacements.index(way)
     sides: list[dict[str, MeanCurve]] = [{}, {}]
-    for method, side in product((*report.methods, *BASELINES), range(2)):
+    for method, side in product((*report.methods, *report.baselines), range(2)):
         row, _ = find_layer(report, method, layer)
         curves = [example.faithful[place].curves[method][row, side] for example in report.examples]
         resampled = resample_curves(curves)

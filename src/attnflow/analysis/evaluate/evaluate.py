@@ -24,7 +24,7 @@ from attnflow.analysis.evaluate.scorers import Scorer, Scorers, read_scorers, ru
 from attnflow.analysis.evaluate.truth.evaluate_truth import evaluate_truth, refuse_options
 from attnflow.analysis.evaluate.truth.truth_prompts import TruthPrompts
 from attnflow.analysis.evaluate.truth.truth_report import TruthReport
-from attnflow.analysis.evaluate.yardsticks import Faithful, Subject, Yardsticks
+from attnflow.analysis.evaluate.yardsticks import Faithful, Subject, Yardsticks, check_best
 from attnflow.analysis.faithfulness.faithfulness import choose_value
 from attnflow.analysis.faithfulness.plausibility import read_rationales
 from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTANCES
@@ -53,7 +53,9 @@ from attnflow.models.model import Model
 from attnflow.models.predict import Foil, Prediction
 from attnflow.progress import progress_bar
 
-EXAMPLES_PER_STEP = 32  # examples that are computed between two steps of the progress bar
+# examples that are computed between two steps of the progress bar; perturbed inputs of a few fill
+# batches by themselves
+EXAMPLES_PER_STEP, PERTURBED_PER_STEP = 32, 4
 
 
 @overload
@@ -91,6 +93,7 @@ def evaluate(
     faithfulness: Choices | None = ...,
     replacement: object = ...,
     target_of: str | None = ...,
+    best: bool = ...,
     rationales: Sequence[object] | None = ...,
     statistic: str = ...,
     undefined: str = ...,
@@ -117,6 +120,7 @@ def evaluate(
     faithfulness: Choices | None = (),
     replacement: object = None,
     target_of: str | None = None,
+    best: bool = False,
     rationales: Sequence[object] | None = None,
     statistic: str = "spearman",
     undefined: str = "drop",
@@ -174,14 +178,16 @@ def evaluate(
         Threads for attention flow.
     faithfulness
         Names of metrics, or {name: function}, as in `faithfulness`; their columns stand beside the
-        correlations, with two more rows: a random order (the mean of 10 seeds), and the best order
-        found.
+        correlations, with one more row: a random order (the mean of 10 seeds).
     replacement
         How tokens are taken away, as in `faithfulness`; or a list of replacements, each measured
         by itself, so that `Report.agreement` can compare them.
     target_of
         The value that faithfulness watches: "probability" (default), "log_probability" or "logit";
         with a foil always the difference of the logits.
+    best
+        Whether to search the best order of each example as well, for a row "best found". The time
+        of the search grows with the cube of the length.
     rationales
         One per example: 1 for each token that annotators marked as the reason, else 0; gives the
         columns of `plausibility`.
@@ -216,6 +222,7 @@ def evaluate(
             faithfulness=(faithfulness, ()),
             replacement=(replacement, None),
             target_of=(target_of, None),
+            best=(best, False),
             rationales=(rationales, None),
             statistic=(statistic, "spearman"),
             undefined=(undefined, "drop"),
@@ -252,11 +259,12 @@ def evaluate(
         replacement=replacement,
         target_of=watched_value,
     )
+    check_best(best, job.faithfulness)
     seeds = read_seeds(sanity)
     if seeds and not job.named_methods:
         raise OptionError("sanity ranks by methods on randomised weights; got scorers alone")
     model = open_model(model)
-    yardsticks = Yardsticks.read(model, job.faithfulness, job.replacement)
+    yardsticks = Yardsticks.read(model, job.faithfulness, job.replacement, best=best)
     evaluation = Evaluation(model, job, read_scorers(scorers, len(chosen)), yardsticks)
     evaluation.check(has_rationales=rationales is not None)
     asked = [  # all of them are checked before anything is computed
@@ -268,8 +276,8 @@ def evaluate(
     tested: Sanity | None = None
     with progress_bar("evaluating") as tick:
         try:
-            for start in range(0, len(asked), EXAMPLES_PER_STEP):
-                done += evaluation.score(asked[start : start + EXAMPLES_PER_STEP])
+            for start in range(0, len(asked), evaluation.step):
+                done += evaluation.score(asked[start : start + evaluation.step])
                 tick(len(done), len(asked))
             if seeds:
                 tested = measure_sanity(evaluation, done, asked, seeds, special_tokens)
@@ -296,6 +304,7 @@ def evaluate(
         replacements=yardsticks.names if yardsticks else (),
         target_of=watched_value.replace("-", "_"),
         sanity=tested,
+        best=best,
     )
 
 
@@ -366,6 +375,11 @@ class Evaluation:
         they are not available for the model.
         """
         return self.computed or tuple(choice.name for choice in self.job.plan(self.model).choices)
+
+    @property
+    def step(self) -> int:
+        """The number of examples between two steps of the progress bar."""
+        return EXAMPLES_PER_STEP if self.yardsticks is None else PERTURBED_PER_STEP
 
     def check(self, *, has_rationales: bool) -> None:
         """Refuse an evaluation without methods, or without a yardstick."""

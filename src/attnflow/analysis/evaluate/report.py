@@ -16,7 +16,7 @@ from attnflow.analysis.evaluate.differences import (
 )
 from attnflow.analysis.evaluate.sanity import Sanity
 from attnflow.analysis.evaluate.scored_example import ScoredExample
-from attnflow.analysis.evaluate.yardsticks import BASELINES
+from attnflow.analysis.evaluate.yardsticks import BASELINES, RANDOM
 from attnflow.analysis.faithfulness.metrics import prefers_lower
 from attnflow.analysis.faithfulness.plausibility import PLAUSIBILITY, Marks, measure_plausibility
 from attnflow.analysis.statistics import STATISTIC_NAMES, STATISTICS, summarise
@@ -87,6 +87,8 @@ class Report(Table):
         subtracted.
     sanity
         How far rankings change when weights are randomised; None if not measured.
+    best
+        Whether faithfulness has a row of the best order found.
 
     >>> import attnflow as af
     >>> examples = [("the key to the cabinets", "singular"), ("the old keys", "plural")]
@@ -114,6 +116,7 @@ class Report(Table):
     replacements: tuple[str, ...] = ()
     target_of: str = "probability"
     sanity: Sanity | None = None
+    best: bool = False
 
     @property
     def query(self) -> str:
@@ -155,15 +158,20 @@ class Report(Table):
             *((name, way) for way in self.replacements for name in self.faithfulness),
         )
 
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The orders that metrics of faithfulness set beside the methods."""
+        return BASELINES if self.best else (RANDOM,)
+
     def list_methods(self, against: str) -> tuple[str, ...]:
-        """The methods, and for a metric of faithfulness the random and the best order.
+        """The methods, and for a metric of faithfulness the orders beside them.
 
         Parameters
         ----------
         against
             The yardstick.
         """
-        return (*self.methods, *(BASELINES if against in self.faithfulness else ()))
+        return (*self.methods, *(self.baselines if against in self.faithfulness else ()))
 
     def has_layers(self, method: str) -> bool:
         """Whether a method has scores per layer, unlike scorers, random and best orders.
@@ -240,7 +248,7 @@ class Report(Table):
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """(against, method, layer, mean, standard deviation, examples, how many are undefined).
 
-        The layer of a scorer, of a random order and of the best one found is None. With
+        The layer of a scorer, and of a random or the best order, is None. With
         faithfulness there is one more column, the replacement. `named_rows` have names for them.
         """
         width = len(self._columns)
@@ -307,7 +315,8 @@ class Report(Table):
         layer
             Of which layer; the top one computed if None.
         methods
-            Two or more; all if None. "random order" and "best found" may be among them.
+            Two or more; all if None. "random order" may be among them, and "best found" if it was
+            searched.
         replacement
             For faithfulness: under which replacement, the first one if None.
         seed

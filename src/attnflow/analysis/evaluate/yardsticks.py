@@ -1,4 +1,4 @@
-"""The yardsticks of `evaluate` that perturb inputs, for all methods, random orders and the best."""
+"""The yardsticks of `evaluate` that perturb inputs, for all methods and the orders beside them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class Faithful:
     replacement
         How tokens were taken away.
     values
-        By metric, then by method: [layer]; NaN where it is undefined. Scorers, `random order` and
-        `best found` have one number.
+        By metric, then by method: [layer]; NaN where it is undefined. Scorers, `random order` and,
+        if it was asked for, `best found` have one number.
     curves
         By method: [layer, side, step], the value of the target, or its difference to that of the
         foil, as tokens are deleted (side 0), or as only they are kept (side 1); NaN at steps that
@@ -79,10 +79,16 @@ class Yardsticks:
     model: Model
     request: Measurement
     replacements: tuple[Replacement, ...]
+    best: bool = False  # whether the best order is searched, for a row of its own
 
     @classmethod
     def read(
-        cls, model: Model, request: Measurement | None, replacement: object
+        cls,
+        model: Model,
+        request: Measurement | None,
+        replacement: object,
+        *,
+        best: bool = False,
     ) -> "Yardsticks | None":
         """The yardsticks for a model, under one or several replacements; None without metrics."""
         if request is None:
@@ -93,7 +99,7 @@ class Yardsticks:
         names = {way.name for way in ways}
         if not names or len(names) < len(ways):
             raise OptionError(f"replacement must be one or several, each once; got {replacement!r}")
-        return cls(model, request, tuple(ways))
+        return cls(model, request, tuple(ways), best)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -131,7 +137,7 @@ class Yardsticks:
     def measure_example(
         self, question: Question, orders: Mapping[str, LayerOrders]
     ) -> Inquiry[Faithful]:
-        """Every metric of every order of one example, and of the orders to compare with.
+        """Every metric of every order of one example, and of the orders to compare them with.
 
         Everything is NaN for an example with fewer than two units: there is nothing to order.
         """
@@ -141,7 +147,7 @@ class Yardsticks:
         if size > 1:
             given = [order for layers in orders.values() for layer in layers for order in layer]
             different = list(dict.fromkeys([*drawn, *given]))
-            measured = yield from measure_orders(question, different, self.request, best=True)
+            measured = yield from measure_orders(question, different, self.request, best=self.best)
             for order, curve in zip(different, measured.curves, strict=True):
                 numbers = np.array(list(self.request.measure(curve).values()))
                 known[order] = MeasuredOrder(numbers, join_sides(curve))
@@ -155,7 +161,8 @@ class Yardsticks:
             ]
             for name, layers in [*orders.items(), (RANDOM, [drawn])]
         }
-        rows[BEST] = [self.join_best(measured.best, empty)]
+        if self.best:
+            rows[BEST] = [self.join_best(measured.best, empty)]
         values = {
             metric: {
                 name: np.array([layer.numbers[column] for layer in layers])
@@ -177,6 +184,16 @@ class Yardsticks:
                 numbers[column] = metric(best[name])
                 sides[int(metric.kept)] = join_sides(best[name])[int(metric.kept)]
         return MeasuredOrder(numbers, sides)
+
+
+def check_best(best: bool, request: Measurement | None) -> None:
+    """Refuse the row of the best order where no metric is measured."""
+    if best and request is None:
+        raise OptionError(
+            "best adds a row to the metrics of faithfulness; got best=True without one:"
+            " name one, as faithfulness=['comprehensiveness'], or leave it out",
+            options=["best=True"],
+        )
 
 
 def order_row(scores: Floats) -> list[Order]:

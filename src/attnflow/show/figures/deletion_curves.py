@@ -36,8 +36,8 @@ def deletion_curves(
     """Draw the value of the target as the tokens of the highest scores go, and as they alone stay.
 
     One panel for what is deleted, and one for what is inserted if a metric looked at that; a random
-    order and the best one found are drawn with the methods. Texts of any length meet at shares of
-    their tokens, between which their curves are straight.
+    order, and the best one if it was searched, are drawn with the methods. Texts of any length meet
+    at shares of their tokens, between which their curves are straight.
 
     Parameters
     ----------
