@@ -22,7 +22,8 @@ from attnflow.analysis.faithfulness.perturb import (
     list_perturbed,
     read_replacement,
 )
-from attnflow.analysis.importance.watch import Variant, watch
+from attnflow.analysis.importance.variant import Variant
+from attnflow.analysis.importance.watch import watch
 from attnflow.analysis.statistics import spearman
 from attnflow.edges.edge_weight import name_result
 from edge_scores import METHODS, Floats, choose_texts, open_model

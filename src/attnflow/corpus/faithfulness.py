@@ -7,7 +7,8 @@ from itertools import islice
 import numpy as np
 
 from attnflow.analysis.evaluate.yardsticks import Faithful, Subject, Yardsticks
-from attnflow.analysis.importance.watch import Variant, watch
+from attnflow.analysis.importance.variant import Variant
+from attnflow.analysis.importance.watch import watch
 from attnflow.core.arrays import Floats
 from attnflow.corpus.formats import escape
 from attnflow.corpus.manifest import Manifest

@@ -16,7 +16,8 @@ from attnflow.analysis.importance.blank_out import (
     gives_unknown,
     list_blanked,
 )
-from attnflow.analysis.importance.watch import Result, Variant, run_variants
+from attnflow.analysis.importance.variant import Variant
+from attnflow.analysis.importance.watch import Result, run_variants
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import is_integer
 from attnflow.core.groups import Group, Groups

@@ -7,10 +7,10 @@ from typing import overload
 import numpy as np
 
 from attnflow.analysis.importance.importance import Importance
+from attnflow.analysis.importance.variant import Variant
 from attnflow.analysis.importance.watch import (
     Foils,
     Targets,
-    Variant,
     WatchedClass,
     read_watched,
     watch,
@@ -208,8 +208,9 @@ def list_blanked(encoded: Encoded, groups: Groups | None) -> tuple[Group, ...]:
 def blank_tokens(intact: Variant, positions: Sequence[int], blank: int | None) -> Variant:
     """An input with some tokens replaced, or masked out of attention if `blank` is None."""
     if blank is None:
-        return replace(intact, hidden=tuple(positions))
+        return replace(intact, hidden=tuple(positions), original=intact.encoded)
     gone = set(positions)
     old = enumerate(intact.encoded.ids)
     ids = tuple(blank if place in gone else token for place, token in old)
-    return replace(intact, encoded=replace(intact.encoded, ids=ids))
+    changed = replace(intact.encoded, ids=ids)
+    return replace(intact, encoded=changed, original=intact.encoded)

@@ -1,12 +1,13 @@
 """Watched predictions: the probability of a class on inputs and on their variants."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from attnflow.analysis.importance.shared_prefix import run_shared
+from attnflow.analysis.importance.variant import Variant, batch_variants
 from attnflow.errors import OptionError
 from attnflow.models.encode import encode_inputs
 from attnflow.models.encoded import Encoded, batches
@@ -111,17 +112,6 @@ def check_scorable(model: Model, method: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Variant:
-    """An input with some tokens blanked out, or none."""
-
-    encoded: Encoded
-    position: int  # where its prediction is read
-    target: int | None  # the class to watch; None: the predicted one
-    foil: FoilNumber | None = None  # the class that the target is contrasted with, if any
-    hidden: tuple[int, ...] = ()  # positions that attention masks out
-
-
 class WatchedClass(NamedTuple):
     """What is watched of an input or variant: a class, by its probability or against a foil."""
 
@@ -164,6 +154,8 @@ def run_variants(
 ) -> list[Result]:
     """Run a model on variants, in batches of similar length, and read one result of each.
 
+    In causal models, variants of one input share the positions before their changes.
+
     read: called with the logits [sequence, class] of a batch, and its variants.
     """
     import torch
@@ -171,18 +163,14 @@ def run_variants(
     most = model.batch_tokens if batch_tokens is None else batch_tokens
     results: dict[int, Result] = {}
     with evaluating(model.model), torch.no_grad():
-        for batch in batches([variant.encoded for variant in variants], most):
-            chosen = [variants[place] for place in batch]
-            arguments = model.batch([variant.encoded for variant in chosen])
-            if "attention_mask" not in arguments and any(each.hidden for each in chosen):
-                raise OptionError(
-                    f"replacement='attention' needs an attention mask, and {model.name} takes none;"
-                    " give a token to put in place of others",
-                    options=["replacement='attention'"],
-                )
-            for row, variant in enumerate(chosen):
-                if variant.hidden:
-                    arguments["attention_mask"][row, list(variant.hidden)] = 0
-            logits = model.logits(arguments, [variant.position for variant in chosen])
-            results |= dict(zip(batch, read(logits, chosen), strict=True))
+        for places, logits in run_shared(model, variants, most):
+            chosen = [variants[place] for place in places]
+            results |= dict(zip(places, read(logits, chosen), strict=True))
+        rest = [place for place in range(len(variants)) if place not in results]
+        for batch in batches([variants[place].encoded for place in rest], most):
+            places = [rest[number] for number in batch]
+            chosen = [variants[place] for place in places]
+            positions = [variant.position for variant in chosen]
+            logits = model.logits(batch_variants(model, chosen), positions)
+            results |= dict(zip(places, read(logits, chosen), strict=True))
     return [results[place] for place in range(len(variants))]

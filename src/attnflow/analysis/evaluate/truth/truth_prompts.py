@@ -11,7 +11,8 @@ from attnflow.analysis.evaluate.truth.families import (
     Draft,
     TooFewWordsError,
 )
-from attnflow.analysis.importance.watch import Variant, run_variants
+from attnflow.analysis.importance.variant import Variant
+from attnflow.analysis.importance.watch import run_variants
 from attnflow.capturing.capture import find_source
 from attnflow.core.checks import check_count
 from attnflow.core.io.formatting import format_count
