@@ -983,3 +983,37 @@ def test_an_output_that_nobody_reads_is_no_traceback(arguments: str, where: str)
     assert "Exception" not in ended.stderr
     assert ended.returncode in {"| true": (0, 1), ">&-": (0,), "> /dev/full": (2,)}[where]
     assert ended.stderr.count("\n") == (1 if where == "> /dev/full" else 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["evaluate", "nosuch.tsv"], "nosuch.tsv"),
+        (["evaluate", "empty.tsv"], "empty.tsv holds no examples"),
+        (["evaluate", "texts.tsv", "--statistic", "pearson"], "unknown statistic 'pearson'"),
+        (["evaluate", "texts.tsv", "--undefined", "nan"], "unknown --undefined nan"),
+        (["evaluate", "texts.tsv", "--target-of", "odds"], "unknown --target-of odds"),
+        (["evaluate", "texts.tsv", "--faithfulness", "fidelity"], "unknown metric 'fidelity'"),
+        (["evaluate", "texts.tsv", "--best"], "best adds a row to the metrics"),
+        (["generate", "The", "--max-new-tokens", "0"], "must be a whole number, at least 1; got 0"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_one_is_loaded(
+    command: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.tsv").write_text("the key\tsingular\n")
+    Path("empty.tsv").write_text("")
+    # a model that cannot be loaded would be the first thing to be refused
+    assert inside(monkeypatch, command[0], "./no-model", *command[1:]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_an_evaluation_without_layers_is_refused_before_its_model_is_loaded() -> None:
+    with pytest.raises(af.OptionError, match=r"layers must name at least one layer.*; got \[\]"):
+        af.evaluate("./no-model", ["the key"], layers=[])

@@ -432,7 +432,12 @@ def read_layers(layers: Numbers | Mapping[str, Numbers] | None) -> LayersChoice 
         return None
     if isinstance(layers, Mapping):
         return {name: tuple(check_integers(each, "layers")) for name, each in layers.items()}
-    return tuple(dict.fromkeys(check_integers(layers, "layers")))
+    numbers = tuple(dict.fromkeys(check_integers(layers, "layers")))
+    if not numbers:
+        raise OptionError(
+            f"layers must name at least one layer, or be None for all; got {layers!r}"
+        )
+    return numbers
 
 
 def check_position_choice(position: object) -> Position:

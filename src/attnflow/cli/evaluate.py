@@ -7,13 +7,15 @@ from typing import Annotated, TypedDict
 import typer
 
 from attnflow.analysis.evaluate.evaluate import evaluate
-from attnflow.analysis.evaluate.examples import read_examples
+from attnflow.analysis.evaluate.examples import check_lines, read_text_lines
 from attnflow.analysis.evaluate.report import Report
 from attnflow.analysis.evaluate.truth.families import TRUTH_FAMILIES
 from attnflow.analysis.evaluate.truth.truth_prompts import read_families, truth_prompts
 from attnflow.analysis.evaluate.truth.truth_report import TruthReport
+from attnflow.analysis.evaluate.yardsticks import check_best
 from attnflow.analysis.importance.importances import IMPORTANCES
 from attnflow.analysis.job import Job
+from attnflow.analysis.statistics import check_statistic
 from attnflow.cli.options import (
     Edges,
     FoilFlags,
@@ -203,31 +205,35 @@ def evaluate_file(
     graph: GraphFlags,
     scoring: ScoringFlags,
 ) -> Report:
-    """Evaluate the texts of a file; options are checked before the model is loaded."""
-    chosen, made = judged.read(), graph.read()
+    """Evaluate the texts of a file; file and options are checked before the model is loaded."""
+    chosen, made, scored = judged.read(), graph.read(), scoring.read()
     numbers = parse_layers(place.layers)
     position = read_name_or_number(place.position, "--position")
-    Job.read(
+    check_statistic(scoring.statistic, scoring.undefined)
+    job = Job.read(
         methods=chosen["methods"],
         edges=chosen["edges"],
         importance=chosen["against"],
         layers=numbers,
         position=position,
         foil=foil.read(),
+        faithfulness=scored["faithfulness"],
         target_of=scoring.target_of,
         **made,
     )
+    check_best(scoring.best, job.faithfulness)
+    lines = read_text_lines(file, scoring.limit)
     loaded = load(model)
     return evaluate(
         loaded,
-        read_examples(file, loaded, scoring.limit),
+        check_lines(loaded, lines),
         layers=numbers,
         position=position,
         foil=foil.read(),
         sanity=place.sanity,
         **chosen,
         **made,
-        **scoring.read(),
+        **scored,
     )
 
 

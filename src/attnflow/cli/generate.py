@@ -27,6 +27,7 @@ from attnflow.cli.options import (
     read_normalize,
 )
 from attnflow.cli.output import PageOutput
+from attnflow.core.checks import check_count
 from attnflow.core.methods import METHODS
 from attnflow.errors import OptionError
 from attnflow.models.load import load
@@ -109,12 +110,12 @@ def generate_command(
     normalize = read_normalize(shown.normalize)
     contrast = foil.read()
     Job.read(methods=method, edges=kinds, foil=contrast, normalize=normalize, **graph)
+    check_count("max_new_tokens", max_new_tokens)
+    given = read_input(prompt)
     loaded = load(model)
     if shown.layer is not None and loaded.depth is not None:
         check_layer_number(shown.layer, loaded.depth)
-    story = generate(
-        loaded, read_input(prompt), max_new_tokens=max_new_tokens, edges=kinds, foil=contrast
-    )
+    story = generate(loaded, given, max_new_tokens=max_new_tokens, edges=kinds, foil=contrast)
     print_notes(story.notes)
     if shows_all:
         output.write(story)

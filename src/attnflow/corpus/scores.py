@@ -208,6 +208,8 @@ def evaluate_corpus(
     """
     require_pyarrow()
     check_statistic(statistic, undefined)
+    if limit is not None:
+        check_count("limit", limit)
     manifest = read_token_scores(folder)
     job = manifest.options
     chosen = choose_stored(methods, job.results, "method", folder)
@@ -224,8 +226,6 @@ def evaluate_corpus(
             f"{folder} holds no importance to compare with; compute it with importance, blank_out"
             " or input_gradient"
         )
-    if limit is not None:
-        check_count("limit", limit)
     place = Path(folder)
     texts = islice(read_text_rows(place, manifest, [*chosen, *scored]), limit)
     measured = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -106,7 +106,20 @@ def split_example(example: GivenExample) -> tuple[OneInput, Label]:
 def read_examples(
     path: str | os.PathLike[str], model: Model, limit: int | None = None
 ) -> list[str | tuple[str, str]]:
-    """Texts, or (text, label), from a file: one per line, the label after a tab (.csv: a comma).
+    """Texts, or (text, label), from a file, each checked for a model; errors name file and line."""
+    return check_lines(model, read_text_lines(path, limit))
+
+
+class TextLine(NamedTuple):
+    """One text of a file, before a model has seen it."""
+
+    place: str  # the file and the line
+    text: str
+    label: str | None
+
+
+def read_text_lines(path: str | os.PathLike[str], limit: int | None = None) -> list[TextLine]:
+    """The texts of a file: one per line, its label after a tab (.csv: a comma).
 
     A header (text or sentence, and label) may name the columns. Errors name the file and the line.
     """
@@ -118,16 +131,20 @@ def read_examples(
             f"{path}: texts are read one per line, from .tsv, .csv or .txt; for {other.pop()} use"
             " attnflow corpus run"
         )
-    examples: list[str | tuple[str, str]] = []
-    for place, text, label in islice(pick_examples(split_lines(path)), limit):
-        read_example(model, len(examples), text, label, place)
-        examples.append(text if label is None else (text, label))
-    if not examples:
+    lines = [TextLine(*line) for line in islice(pick_examples(split_lines(path)), limit)]
+    if not lines:
         raise FileError(
             f"{path} holds no examples: one text per line is needed, and its label after a tab, in"
             " .csv a comma, where there is one"
         )
-    return examples
+    return lines
+
+
+def check_lines(model: Model, lines: Sequence[TextLine]) -> list[str | tuple[str, str]]:
+    """Texts, or (text, label), each checked for a model; errors name file and line."""
+    for number, (place, text, label) in enumerate(lines):
+        read_example(model, number, text, label, place)
+    return [text if label is None else (text, label) for _, text, label in lines]
 
 
 def split_lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
