@@ -366,6 +366,34 @@ def test_a_flow_of_an_encoder_decoder_leaves_what_it_does_not_attend() -> None:
         assert not name.endswith("cross") or key < start <= query
 
 
+# ---- while a model generates ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gpt-oss"])
+def test_generation_with_changes_equals_one_pass_per_token(family: str) -> None:
+    model, prompt, count = make_model(family), make_input(family, 6), 4
+    # edges of the prompt, and of the positions that are generated
+    edges = [(1, 5, 3), (2, 4, 2, 1), (1, 6, 4), (3, 7, 6), (2, 8, 8), (3, 8, 7, 0)]
+    change = af.Change(cut=edges, heads_off=[(1, 2), (3, 0)])
+    several = [change, af.Change(), af.Change(blank=[2], heads_off=[(2, 3)])]
+    found = af.intervene(model, prompt, several, replacement=9, max_new_tokens=count)
+    for each, result in zip(several, found, strict=True):
+        ids, before = [9 if each.blank and at == 2 else x for at, x in enumerate(prompt)], prompt
+        for _ in range(count):
+            here = [edge for edge in each.cut if edge[1] < len(ids)]  # type: ignore[index]
+            step = af.intervene(model, ids, cut=here, heads_off=each.heads_off)
+            assert step.after.prediction is not None
+            ids = [*ids, int(step.after.prediction.label)]
+            plain = af.intervene(model, before).after.prediction
+            assert plain is not None
+            before = [*before, int(plain.label)]
+        for outcome, expected in ((result.after, ids[6:]), (result.before, before[6:])):
+            tokens = [int(token) for token in outcome.continuation]
+            end = expected.index(3) + 1 if 3 in expected else count  # 3 ends a text
+            assert tokens == expected[:end]
+    assert found[0].after.continuation != found[0].before.continuation
+
+
 # ---- errors --------------------------------------------------------------------------------------
 
 ENCODED = af.Model(build("llama")).encode([5, 6, 7])
@@ -396,6 +424,11 @@ ERRORS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"heads_off": [(1, 0)], "reference": [ENCODED, af.load("verb-number").encode("the")]},
         "reference must be read by this model",
     ),
+    "generate": ("bert", {"max_new_tokens": 3}, "max_new_tokens needs a causal LM"),
+    "too long": ("llama", {"max_new_tokens": 50}, "at most 40 tokens; got a prompt of 7"),
+    "no tokens": ("llama", {"max_new_tokens": 0}, "max_new_tokens must be a whole number"),
+    "no blank": ("llama", {"max_new_tokens": 2, "blank": [1]}, "give replacement=, a token"),
+    "later": ("llama", {"max_new_tokens": 2, "cut": [(1, 9, 1)]}, "must be from -7 to 6; got 9"),
     "nothing": ("llama", {"changes": []}, "at least one change must be given"),
     "kind": ("llama", {"changes": ["blank"]}, "changes must be a Change"),
     "both": ("llama", {"changes": af.Change(), "blank": 2}, "leave out blank, cut and heads_off"),

@@ -168,8 +168,8 @@ def place_layers(model: Model, encoded: Encoded, run: "ChangedRun") -> list[Laye
 class ChangedRun:
     """Changes attention calls as a model makes them, and records the weights.
 
-    changes, hidden: of each sequence. While a model generates, each step makes its calls again:
-    positions are counted over all steps, and weights are not recorded.
+    changes, hidden: of each sequence. per_step: while a model generates, the calls that each step
+    makes again; positions are then counted over all steps, and weights are not recorded.
     """
 
     def __init__(
@@ -178,13 +178,13 @@ class ChangedRun:
         changes: Sequence[Changes],
         hidden: Sequence[Sequence[int]] = (),
         *,
-        steps: bool = False,
+        per_step: int | None = None,
     ) -> None:
         self.changes, self.hidden = changes, hidden
         self.is_pair = model.is_encoder_decoder
         self.names = {module: name for name, module in model.model.named_modules()}
         self.buffer = LayerBuffer(model.depth or 1)
-        self.per_step = (model.depth or 1) if steps else None
+        self.per_step = per_step
         self.calls: list[LayerWeights] = []
         self.heads: list[int] = []
         self.count = 0

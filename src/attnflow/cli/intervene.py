@@ -123,6 +123,10 @@ def intervene_command(
         int | None,
         typer.Option(help="Read the prediction here; by default where it comes from."),
     ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="Also generate at most this many tokens, before and after, greedily."),
+    ] = None,
     output: InterventionOutput,
 ) -> None:
     """Blank out tokens, cut edges of attention or switch heads off: what is predicted then?"""
@@ -147,6 +151,7 @@ def intervene_command(
         target=target,
         foil=against,
         position=position,
+        max_new_tokens=max_new_tokens,
     )
     if output.out is None:
         print_markdown(result.to_markdown())

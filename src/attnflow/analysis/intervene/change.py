@@ -149,11 +149,17 @@ class ReadChange(NamedTuple):
 
 
 def read_change(
-    change: Change, encoded: Encoded, layers: Sequence[LayerPlace], model: str, fingerprint: str
+    change: Change,
+    encoded: Encoded,
+    layers: Sequence[LayerPlace],
+    model: str,
+    fingerprint: str,
+    more: int = 0,
 ) -> ReadChange:
     """A change with its positions, edges and heads, checked against an input and its layers.
 
-    model, fingerprint: of the model, which flows must be of.
+    model, fingerprint: of the model, which flows must be of. more: positions after the input, which
+    are generated.
     """
     cut: dict[Edge, None] = {}
     held = capacity = 0.0
@@ -166,7 +172,7 @@ def read_change(
                 if is_attention(layers[edge[0] - 1], edge):
                     cut[edge] = None
         else:
-            cut[place_edge(given, encoded, layers)] = None
+            cut[place_edge(given, encoded, layers, more)] = None
     return ReadChange(
         find_blanked(change.blank, encoded),
         tuple(cut),
@@ -253,12 +259,16 @@ def list_touched(encoded: Encoded, start: int, end: int) -> list[int]:
 # ---- edges and heads -----------------------------------------------------------------------------
 
 
-def place_edge(numbers: Edge, encoded: Encoded, layers: Sequence[LayerPlace]) -> Edge:
+def place_edge(numbers: Edge, encoded: Encoded, layers: Sequence[LayerPlace], more: int) -> Edge:
     """An edge (layer, query, key) or (layer, query, key, head), checked."""
     place = find_place(numbers[0], layers, "an edge to cut")
     size = len(encoded.tokens) + len(encoded.decoder_tokens)
-    query, key = (check_position(at, size, "the positions of an edge") for at in numbers[1:3])
-    if not is_attention(place, (numbers[0], query, key)):
+    query, key = (
+        at if size <= at < size + more else check_position(at, size, "the positions of an edge")
+        for at in numbers[1:3]
+    )
+    is_later = max(query, key) >= size
+    if not is_later and not is_attention(place, (numbers[0], query, key)):
         raise OptionError(
             f"{place.name} attends from positions {place.rows.start}..{place.rows.stop - 1} to"
             f" positions {place.columns.start}..{place.columns.stop - 1}; got the edge"

@@ -4,6 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
+from attnflow.analysis.generate.sampling import (
+    check_generation_options,
+    read_continuations,
+    sample_tokens,
+)
 from attnflow.analysis.importance.blank_out import find_replacement
 from attnflow.analysis.intervene.change import (
     Blanked,
@@ -16,11 +21,13 @@ from attnflow.analysis.intervene.intervention import Intervention, RunOutcome
 from attnflow.capturing.capture import find_source
 from attnflow.capturing.change import (
     ChangedPass,
+    ChangedRun,
     Changes,
     average_heads,
     check_interface,
     run_changed,
 )
+from attnflow.core.checks import check_count
 from attnflow.core.flow.max_flow import MaxFlow
 from attnflow.errors import OptionError
 from attnflow.models.encode import encode_inputs
@@ -50,6 +57,7 @@ def intervene(
     target: int | str | None = ...,
     foil: Foil | None = ...,
     position: int | None = ...,
+    max_new_tokens: int | None = ...,
 ) -> Intervention: ...
 @overload
 def intervene(
@@ -62,6 +70,7 @@ def intervene(
     target: int | str | None = ...,
     foil: Foil | None = ...,
     position: int | None = ...,
+    max_new_tokens: int | None = ...,
 ) -> list[Intervention]: ...
 def intervene(
     model: ModelLike,
@@ -76,6 +85,7 @@ def intervene(
     target: int | str | None = None,
     foil: Foil | None = None,
     position: int | None = None,
+    max_new_tokens: int | None = None,
 ) -> Intervention | list[Intervention]:
     """Change the input or the attention of a model, and compare its prediction before and after.
 
@@ -114,6 +124,10 @@ def intervene(
         most probable class other than the target, on the unchanged input.
     position
         As in `Model.predict`.
+    max_new_tokens
+        Causal language models also generate at most this many tokens, greedily, before and after
+        (`.after.text`). Edges may then start at generated positions, which follow the input's;
+        heads are off at every step, and blanked tokens need a replacement other than "attention".
 
     >>> import attnflow as af
     >>> text = "the keys to the cabinet"
@@ -124,13 +138,17 @@ def intervene(
     ('-0.0036', '0.50')
     """
     given, several = read_changes(changes, Change(blank, cut, heads_off))
+    if max_new_tokens is not None:
+        check_count("max_new_tokens", max_new_tokens)
     model = open_model(model)
     encoded = encode_one(model, inputs)
+    if max_new_tokens is not None:
+        check_generates(model, encoded, max_new_tokens)
     attends = any(change.cut or change.heads_off for change in given)
     if attends:
         check_interface(model)
     with unchanged(model.model):
-        run = InterventionRun(model, encoded, target, foil, position)
+        run = InterventionRun(model, encoded, target, foil, position, max_new_tokens)
         found = run.read(given)
         blanked = any(read.blanked for read in found)
         means = average_reference(model, reference, found)
@@ -171,6 +189,24 @@ def encode_one(model: Model, value: object) -> Encoded:
     refuse_foreign(model, value, "inputs")
     (encoded,), _ = encode_inputs(model, value)
     return encoded
+
+
+def check_generates(model: Model, encoded: Encoded, count: int) -> None:
+    """Refuse to generate with a model that cannot, or beyond its maximum length."""
+    if model.task != "causal LM":
+        raise OptionError(
+            f"max_new_tokens needs a causal LM; {model.name} is for {model.task}: leave it out",
+            options=["max_new_tokens"],
+        )
+    check_interface(model)
+    check_generation_options(model, {})
+    size = len(encoded.ids)
+    if model.max_length is not None and size + count > model.max_length:
+        raise OptionError(
+            f"this model takes at most {model.max_length} tokens; got a prompt of {size}"
+            f" and max_new_tokens={count}",
+            options=[f"max_new_tokens={count}"],
+        )
 
 
 def refuse_foreign(model: Model, value: object, what: str) -> None:
@@ -220,6 +256,7 @@ class InterventionRun:
         target: int | str | None,
         foil: Foil | None,
         position: int | None,
+        max_new_tokens: int | None = None,
     ) -> None:
         if not model.predicts and (target is not None or foil is not None):
             raise OptionError(
@@ -234,6 +271,8 @@ class InterventionRun:
         passed, places = run_changed(model, [encoded], [{}], [self.place], [()])
         self.layers = passed.layers
         (self.before,) = self.read_outcomes(passed, places, number, against)
+        self.new = max_new_tokens
+        self.before = self.go_on([encoded], [{}], [self.before])[0]
 
     def read_outcomes(
         self,
@@ -261,7 +300,8 @@ class InterventionRun:
         """The changes, checked against this input."""
         name, fingerprint = self.model.name, self.source.fingerprint or ""
         return [
-            read_change(change, self.encoded, self.layers, name, fingerprint) for change in changes
+            read_change(change, self.encoded, self.layers, name, fingerprint, self.new or 0)
+            for change in changes
         ]
 
     def change(
@@ -307,11 +347,37 @@ class InterventionRun:
         before = self.before.prediction
         target = None if before is None else before.target.number
         foil = None if before is None or before.foil is None else before.foil.number
-        return self.read_outcomes(passed, places, target, foil)
+        return self.go_on(inputs, changes, self.read_outcomes(passed, places, target, foil))
+
+    def go_on(
+        self, inputs: Sequence[Encoded], changes: Sequence[Changes], outcomes: list[RunOutcome]
+    ) -> list[RunOutcome]:
+        """The outcomes with what the model generates next, if it is asked to."""
+        if self.new is None:
+            return outcomes
+        model = self.model
+        prompts = [encoded.ids for encoded in inputs]
+        options = {"max_new_tokens": self.new, "do_sample": False}
+        run = ChangedRun(model, changes, per_step=len(self.layers))
+        output, _ = sample_tokens(model, prompts, options, run.watch())
+        found = read_continuations(model, prompts, output, options)
+        return [
+            outcome._replace(
+                continuation=model.names(new.ids),
+                text="" if model.tokenizer is None else model.tokenizer.decode(new.ids),
+            )
+            for outcome, new in zip(outcomes, found, strict=True)
+        ]
 
     def blank(self, positions: Sequence[int], blank: int | None) -> Encoded:
         """The input with some tokens replaced, unless attention masks them out."""
         if not positions or blank is None:
+            if positions and self.new is not None:
+                raise OptionError(
+                    "while a model generates, blanked tokens are replaced by others; give"
+                    " replacement=, a token or its id",
+                    options=["replacement="],
+                )
             if positions and self.model.is_vision:
                 raise OptionError(
                     "blank replaces tokens, and an image has none; cut edges or switch heads off"

@@ -45,11 +45,17 @@ class RunOutcome(NamedTuple):
     attention
         The attention, heads fused to the mean of those that attend. A row that lost every key is
         the identity: the residual connection alone is left.
+    continuation
+        The tokens that the model generates next; none if it was not asked to.
+    text
+        The same as text; empty without a tokenizer.
     """
 
     prediction: Prediction | None
     logit: float | None
     attention: Attention
+    continuation: tuple[str, ...] = ()
+    text: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +180,8 @@ class Intervention(Table):
             )
         kept = f"the answer is now {show_token(after.label)} {after.probability:.2f}"
         text += f"; {kept if self.flips else 'the answer stays'}"
+        if self.after.continuation:
+            text += f"; it goes on {self.after.text!r} instead of {self.before.text!r}"
         share = self.change.residual_share
         if share is not None:
             text += f"; {share:.0%} of the cut is the residual connection's, which is not cut"
