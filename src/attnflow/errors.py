@@ -26,8 +26,9 @@ def printable(text: object, keep: str = "") -> str:
 class AttnFlowError(Exception):
     """The parent of all errors: the rule, the value that broke it, and the remedy, in one line.
 
-    options: arguments as the message spells them, "text_column" or "truncation=True", for callers
-    that spell them otherwise, as the command line does.
+    options: the arguments that the message is about, by their names or as the message spells them,
+    "text_column" or "truncation=True", for callers that spell them otherwise, as the command line
+    does.
     """
 
     def __init__(self, message: object = "", *, options: Iterable[str] = ()) -> None:

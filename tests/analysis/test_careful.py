@@ -51,9 +51,10 @@ def test_edges_of_any_size_have_the_shares_of_those_of_size_1(scale: float) -> N
         np.testing.assert_allclose(
             method(weigh(scale)).values, method(weigh(1.0)).values, atol=1e-6
         )
-    if scale > 1:
-        with pytest.raises(af.WeightsError, match="exceeds the range of float64"):
-            af.rollout(weigh(1e250), normalize=None)
+    if not 1e-100 < scale < 1e100:
+        how = "exceeds" if scale > 1 else "is below"
+        with pytest.raises(af.WeightsError, match=f"{how} the range of float64"):
+            af.rollout(weigh(scale), normalize=None)
 
 
 # the product of all layers is in range; that of the lower two, or its row sums, are not
@@ -251,3 +252,58 @@ def test_a_generation_with_gradient_edges_can_be_pickled() -> None:
     np.testing.assert_allclose(
         found.rollout(edges="gradient").values, story.rollout(edges="gradient").values, atol=1e-6
     )
+
+
+KEY = ("verb-number", "the key")
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (lambda: af.explain("the key", methods="mean"), "methods"),
+        (lambda: af.explain("the key", edges="mean"), "edges"),
+        (lambda: af.explain("the key", importance="mean"), "importance"),
+        (lambda: af.explain("the key", target="dual"), "target"),
+        (lambda: af.explain("the key", target=2), "target"),
+        (lambda: af.explain("the key", foil="dual"), "foil"),
+        (lambda: af.explain("the key", normalize="mean"), "normalize"),
+        (lambda: af.explain("the key", position=9), "position"),
+        (lambda: af.rollout(af.capture(*KEY), layers=[7]), "layers"),
+        (lambda: untyped.explain("the key", truncation="no"), "truncation"),
+        (lambda: untyped.capture(*KEY, truncation="no"), "truncation"),
+        (lambda: af.capture(*KEY, heads="median"), "heads"),
+        (lambda: af.capture(*KEY, heads=None).graph(heads="median"), "heads"),
+        (lambda: af.rollout(af.capture(*KEY)).at(0, layer=7), "layer"),
+        (lambda: af.evaluate(KEY[0], KEY[1:], statistic="mean"), "statistic"),
+        (lambda: af.evaluate(KEY[0], KEY[1:], position="mid"), "position"),
+        (lambda: af.evaluate(KEY[0], KEY[1:], faithfulness="mean"), "faithfulness"),
+        (lambda: af.input_gradient(*KEY, reduce="mean"), "reduce='mean'"),
+        (lambda: af.input_gradient(*KEY, of="mean"), "of='mean'"),
+    ],
+)
+def test_an_error_names_the_option_that_it_is_about(call: Any, option: str) -> None:
+    with pytest.raises(af.OptionError) as error:
+        call()
+    assert error.value.options == (option,)
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        ((5, 6.5), "tuple that holds float"),
+        ({5: 1}, "dict: .* its input_ids"),
+        ({5, 6}, "set"),
+        (5.5, "float"),
+    ],
+)
+def test_an_input_of_no_kind_is_told_by_what_it_holds(value: Any, got: str) -> None:
+    with pytest.raises(af.OptionError, match=f"an input must be a text, .*; got {got}"):
+        untyped.capture(af.Model(build("llama")), value)
+
+
+def test_a_figure_of_one_result_names_those_of_an_explanation() -> None:
+    found = af.explain("the key", methods="rollout", importance=())
+    with pytest.raises(
+        af.OptionError, match=r"got Explanation: give one of its results, .*\.rollo"
+    ):
+        untyped.figures.heatmap(found)

@@ -794,7 +794,7 @@ def test_errors_of_what_is_recorded() -> None:
         pass
     with (
         pytest.raises(
-            af.OptionError, match=r"unknown heads 'median'; choose from 'mean', 'max', 'min'"
+            af.OptionError, match=r"unknown heads 'median'; choose from mean, max, min, or None"
         ),
         record(make_encoder(), heads="median"),
     ):

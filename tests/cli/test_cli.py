@@ -418,7 +418,7 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         (["explain", "key " * 70], "takes at most 64 tokens; got 71"),
         (
             ["explain", "the key", "--layer", "7"],
-            "layer 7 was not computed; this result has layers 1..6",
+            "--layer must be one of 1..6, those of this result; got 7",
         ),
         (["explain", "the key", "--position", "3"], "position must be from 0 to 2; got 3"),
         (
@@ -476,7 +476,7 @@ def test_generate_shows_a_strip_for_each_token_and_writes_files(
         (["capture", "encoder", "", "--out", "x.npz"], "must not be empty"),
         (
             ["capture", "encoder", "the key", "--heads", "median", "--out", "x.npz"],
-            "unknown heads 'median'",
+            "unknown --heads 'median'; choose from mean, max, min, all",
         ),
         (
             ["capture", "encoder", "key " * 60, "--out", "x.npz"],
@@ -565,7 +565,7 @@ def bad_files(tmp_path: Path) -> Path:
 
 
 BAD = [
-    (["flow", "missing.npz"], "no such file"),
+    (["flow", "missing.npz"], "cannot read missing.npz: No such file or directory"),
     (["flow", "folder"], "folder"),
     (["flow", "nan.npy"], "finite and not negative; got nan at layer 1, query 0, key 0"),
     (["flow", "infinite.npy"], "finite and not negative"),
@@ -610,7 +610,10 @@ BAD = [
     ),
     (["flow", "fused.npy", "--without", "9"], "without must be from -4 to 3; got 9"),
     (["flow", "fused.npy", "--without", "0", "--position", "0"], "position 0 was taken out"),
-    (["flow", "fused.npy", "--normalize", "max"], "unknown normalize 'max'"),
+    (
+        ["flow", "fused.npy", "--normalize", "max"],
+        "unknown --normalize 'max'; choose from sum, receptive_field, none",
+    ),
     (["flow", "fused.npy", "--workers", "0"], "workers must be"),
     (
         ["flow", "fused.npy", "--out", "x.xlsx"],

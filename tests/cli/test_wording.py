@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from attnflow.cli.commands import spell_options
+from attnflow.cli.commands import describe, spell_options
 from attnflow.cli.options import OWN
+from attnflow.cli.output import PageOutput
+from attnflow.edges.edge_weight import EDGES
 from attnflow.errors import OptionError
 from tests.console import EXAMPLE, inside
 
@@ -32,6 +34,9 @@ from tests.console import EXAMPLE, inside
         (["explain", "key", "--out", "t.csv/y.html"], "t.csv is a file, not a folder\n"),
         (["explain", "key " * 2000, "--importance"], "pass --truncation to cut the rest off\n"),
         (["flow", EXAMPLE, "--bottom", "2", "--layer", "2"], "got --bottom=2, layers=[2]"),
+        (["flow", EXAMPLE, "--layer", "9"], "--layer must be from 1 to 6; got 9"),
+        (["explain", "key", "--target", "dual"], "unknown --target 'dual'; choose from singular"),
+        (["reproduce", "table2", "--reduce", "x"], "unknown --reduce 'x'; choose from sum"),
         # what the user typed is nobody's argument
         (["flow", "bottom=2.npz"], "bottom=2.npz"),
     ],
@@ -82,3 +87,18 @@ def test_one_of_a_thing_is_in_the_singular(
     }.items():
         assert inside(monkeypatch, *arguments.split()) == 0
         assert capsys.readouterr().out.endswith(message)
+
+
+def test_the_text_of_a_lack_of_memory_is_shown() -> None:
+    told = describe(MemoryError("attention over 9 positions takes 3 GB"))
+    assert told.startswith("there is not enough memory for this: attention over 9 positions takes")
+
+
+def test_help_names_every_kind_of_edges_and_of_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert inside(monkeypatch, "explain", "--help") == 0
+    helped = capsys.readouterr().out
+    for name in (*EDGES, *PageOutput.endings):
+        assert name in helped

@@ -147,7 +147,7 @@ def test_all_that_an_attention_knows_is_saved_and_loaded(tmp_path: Path) -> None
 
 W = WORDS.weights
 BAD_FILES: list[tuple[Any, str]] = [
-    (lambda path: None, "no such file: "),
+    (lambda path: None, "No such file or directory"),
     (lambda path: path.mkdir(), "is a folder; give an .npz or .npy file"),
     (lambda path: path.write_bytes(b"some text"), "holds pickled objects or no array at all"),
     (lambda path: np.savez(path, weights=np.array([{}])), "holds pickled objects or no array at"),

@@ -625,7 +625,7 @@ def test_pictures_that_do_not_fit(image: Any, message: str) -> None:
 
 
 def test_pictures_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(af.FileError, match="no such file"):
+    with pytest.raises(af.FileError, match="as an image: No such file"):
         figures.overlay(VISION, tmp_path / "none.png")
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(af.FileError, match=r"cannot read .*text.png as an image"):

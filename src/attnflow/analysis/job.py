@@ -16,7 +16,14 @@ from attnflow.analysis.importance.importance import Importance
 from attnflow.analysis.importance.importances import IMPORTANCES, PAPER_IMPORTANCES
 from attnflow.capturing.backward import TargetOrPair, read_foil
 from attnflow.core.attention import Attention
-from attnflow.core.checks import Numbers, check_count, check_integers, check_residual, is_integer
+from attnflow.core.checks import (
+    Numbers,
+    check_count,
+    check_flag,
+    check_integers,
+    check_residual,
+    is_integer,
+)
 from attnflow.core.choices import Choices, Method, call_own, read_choices, read_methods
 from attnflow.core.graph import RESIDUAL, AttentionGraph
 from attnflow.core.methods import METHODS, flow
@@ -235,7 +242,7 @@ class Job:
                 faithfulness, choose_value(target_of, contrasts=against is not None)
             ),
             replacement=replacement,
-            truncation=truncation,
+            truncation=check_flag("truncation", truncation),
             workers=workers,
             everywhere=everywhere,
             by_word=by_word,
@@ -277,7 +284,9 @@ class Job:
             return
         if self.segments not in TEXT_SEGMENTS:
             known = ", ".join(TEXT_SEGMENTS)
-            raise OptionError(f"unknown segments {self.segments!r}; choose from {known}")
+            raise OptionError(
+                f"unknown segments {self.segments!r}; choose from {known}", options=["segments"]
+            )
         methods, edges = list(self.named_methods), list(self.edges or ())
         options = {
             "methods": (methods, methods == ["rollout"]),
@@ -450,5 +459,6 @@ def check_position_choice(position: object) -> Position:
         if isinstance(position, str) and position == known:
             return known
     raise OptionError(
-        f"unknown position {position!r}; choose from {', '.join(POSITIONS)}, or a number"
+        f"unknown position {position!r}; choose from {', '.join(POSITIONS)}, or a number",
+        options=["position"],
     )

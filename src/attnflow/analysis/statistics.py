@@ -94,7 +94,10 @@ UNDEFINED = ("drop", "zero")
 def check_statistic(statistic: str, undefined: str) -> None:
     """Refuse an unknown statistic, and an unknown treatment of undefined values."""
     if statistic not in list(STATISTICS):  # it may be what cannot be hashed
-        raise OptionError(f"unknown statistic {statistic!r}; choose from {', '.join(STATISTICS)}")
+        raise OptionError(
+            f"unknown statistic {statistic!r}; choose from {', '.join(STATISTICS)}",
+            options=["statistic"],
+        )
     if undefined not in UNDEFINED:
         option = f"undefined={undefined!r}"
         raise OptionError(f"unknown {option}; choose from {', '.join(UNDEFINED)}", options=[option])

@@ -303,7 +303,9 @@ def check_conservation(model: Model, graph: ForwardGraph, found: Gradients) -> N
 def read_targets(model: Model, target: WatchedTarget, of: str, count: int) -> list[Aim]:
     """Per input, the number of its target, or of the two of a contrast; None: the prediction."""
     if of not in WATCHED:
-        raise OptionError(f"unknown target_of {of!r}; choose from {', '.join(WATCHED)}")
+        raise OptionError(
+            f"unknown target_of {of!r}; choose from {', '.join(WATCHED)}", options=["target_of"]
+        )
     given = target if isinstance(target, list) else [target] * count
     if len(given) != count:
         raise OptionError(

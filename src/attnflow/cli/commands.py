@@ -1,6 +1,7 @@
 """The command line: its commands, and errors as one line."""
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -123,9 +124,10 @@ def describe(error: BaseException) -> str:
         place = "cannot write the output" if error.filename is None else error.filename
         return f"{place}: {error.strerror or error}"
     if isinstance(error, MemoryError):
+        known = f": {error}" if str(error) else ""
         return (
-            "there is not enough memory for this; give a shorter text, or ask for fewer layers"
-            " (attnflow segments takes texts of any length)"
+            f"there is not enough memory for this{known}; give a shorter text, or ask for fewer"
+            " layers (attnflow segments takes texts of any length)"
         )
     if isinstance(error, RecursionError):
         return "the input is nested too deeply to be read"
@@ -144,9 +146,12 @@ def spell_options(error: AttnFlowError, flags: Mapping[str, str]) -> str:
     message = str(error)
     for option in error.options:
         name, _, value = option.partition("=")
-        if name in flags:
+        flag = flags.get(name) or flags.get(name.removesuffix("s"))  # one layer, for layers
+        if flag is not None:
             given = {"True": "", "None": "none"}.get(value, value.strip("'"))
-            message = message.replace(option, f"{flags[name]} {given}".rstrip())
+            spelled = f"{flag} {given}".rstrip()
+            spelled = spelled.replace("\\", r"\\")
+            message = re.sub(rf"(?<![\w-]){re.escape(option)}(?!\w)", spelled, message)
     return message
 
 

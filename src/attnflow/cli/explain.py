@@ -31,6 +31,7 @@ from attnflow.cli.options import (
     read_normalize,
 )
 from attnflow.cli.output import PageOutput, check_out
+from attnflow.core.fusion import FUSIONS
 from attnflow.core.methods import METHODS
 from attnflow.errors import OptionError
 from attnflow.models.load import BUNDLED, load
@@ -179,6 +180,8 @@ def capture_command(
     """Capture a model's attention on a text, for the other commands."""
     check_out(out, [".npz"])
     chosen = None if heads == "all" else heads
+    if chosen is not None and chosen not in FUSIONS:
+        raise OptionError(f"unknown --heads {heads!r}; choose from {', '.join(FUSIONS)}, all")
     attention = capture(load(model), text, heads=chosen, truncation=truncation)
     attention.save(out)
     say(f"{out}: {str(attention)[1:-1]}")

@@ -14,8 +14,9 @@ import typer
 from attnflow.analysis.exclude import ASIDES, EXCLUSIONS
 from attnflow.analysis.faithfulness.metrics import METRICS
 from attnflow.analysis.job import GraphMaker
-from attnflow.core.choices import import_function
+from attnflow.core.choices import import_function, name_option
 from attnflow.core.comparison import REFERENCES
+from attnflow.core.request import NORMALIZATIONS
 from attnflow.edges.edge_weight import EDGES, EdgeWeight
 from attnflow.errors import OptionError
 from attnflow.models.predict import RUNNER_UP, Foil
@@ -46,14 +47,14 @@ SomeMethods = Annotated[
     str | None,
     typer.Option(
         help=f"Which methods, separated by commas; your own as {OWN} or name={OWN}. By default raw,"
-        " rollout and flow, and first what serves best on edges of another kind."
+        " rollout and flow on attention, after rollout or flow on the edges that were measured to"
+        " be best for this kind of model."
     ),
 ]
 Edges = Annotated[
     str | None,
     typer.Option(
-        help="What an edge weighs, separated by commas: attention, effective, norm, contribution,"
-        f" gradient, relevance, relevance_and_gradient; your own as {OWN}."
+        help=f"What an edge weighs, separated by commas: {', '.join(EDGES)}; your own as {OWN}."
     ),
 ]
 SomeImportances = Annotated[
@@ -368,7 +369,8 @@ def check_known_name(
     except KeyError:  # not `in`: METRICS has more names than it lists
         more = ", comprehensiveness@20 and the like" if known is METRICS else ""
         raise OptionError(
-            f"unknown {what} {name!r}; choose from {', '.join(known)}{more}{otherwise}"
+            f"unknown {what} {name!r}; choose from {', '.join(known)}{more}{otherwise}",
+            options=[name_option(what)],
         ) from None
 
 
@@ -421,7 +423,11 @@ def parse_layers(text: str | None) -> list[int] | None:
 
 def read_normalize(text: str) -> str | None:
     """The `normalize` of a method."""
-    return None if text.lower() == "none" else text
+    chosen = None if text.lower() == "none" else text
+    if chosen not in NORMALIZATIONS:
+        known = ", ".join("none" if name is None else name for name in NORMALIZATIONS)
+        raise OptionError(f"unknown --normalize {text!r}; choose from {known}")
+    return chosen
 
 
 def read_pair(text: str, option: str) -> tuple[str, str]:

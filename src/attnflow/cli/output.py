@@ -30,7 +30,8 @@ ReportFile = Annotated[Path | None, file_option("Write .csv, .json, .md or .tex 
 PageFile = Annotated[
     Path | None,
     file_option(
-        "Write a page (.html), a picture (.png, .svg, .pdf) or numbers (.csv, .json, .npz)."
+        "Write a page (.html), a picture (.png, .svg, .pdf) or numbers (.csv, .json, .md, .tex,"
+        " .npz)."
     ),
 ]
 ComparisonFile = Annotated[

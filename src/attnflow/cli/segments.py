@@ -76,7 +76,7 @@ def segments_command(
         raise OptionError(
             "--by marker and --marker TEXT belong together; got one without the other"
         )
-    prompt = read_messages(file) if by == "turns" else file.read_text(encoding="utf-8")
+    prompt = read_messages(file) if by == "turns" else read_prompt(file)
     cut: Segments = by if marker is None else dict(cut_marker(str(prompt), marker))
     reader = load(model)
     with collect_notices() as notices:
@@ -100,10 +100,18 @@ def segments_command(
         print_shares(Console(), shares)
 
 
+def read_prompt(file: Path) -> str:
+    """The text of a file."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise FileError(f"cannot read {file}: {error.strerror or error}") from error
+
+
 def read_messages(file: Path) -> list[dict[str, object]]:
     """The messages of a chat."""
     try:
-        messages = json.loads(file.read_text(encoding="utf-8"))
+        messages = json.loads(read_prompt(file))
     except ValueError as error:
         raise FileError(f"{file} must hold messages as JSON; it does not: {error}") from error
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):

@@ -28,6 +28,13 @@ def check_integers(values: object, what: str) -> list[int]:
     return [int(value) for value in given]
 
 
+def check_flag(name: str, value: object) -> bool:
+    """True or False, of Python or numpy."""
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(f"{name} must be True or False; got {value!r}", options=[name])
+    return bool(value)
+
+
 def check_count(name: str, value: object, most: int | None = None) -> int:
     """A whole number, at least 1.
 

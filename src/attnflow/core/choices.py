@@ -220,7 +220,8 @@ def read_choices(
     if not isinstance(chosen, Iterable):
         raise OptionError(
             f"{what}s must be names, or {{name: function}}; got {chosen!r}:"
-            f" choose from {', '.join(known)}"
+            f" choose from {', '.join(known)}",
+            options=[name_option(what)],
         )
     pairs = (
         chosen.items()
@@ -235,15 +236,27 @@ def read_choices(
             if not isinstance(name, str) or name not in known:
                 raise OptionError(
                     f"unknown {what} {name!r}; choose from {', '.join(known)},"
-                    " or give a function: {name: function}"
+                    " or give a function: {name: function}",
+                    options=[name_option(what)],
                 )
             function = known[name]
         elif function is not known.get(name):
             check_own(name, function, known, what, form, arguments, options)
         if name in functions:
-            raise OptionError(f"names of {what}s must be unique; got {name!r} twice")
+            raise OptionError(
+                f"names of {what}s must be unique; got {name!r} twice", options=[name_option(what)]
+            )
         functions[name] = function
     return functions
+
+
+def name_option(what: str) -> str:
+    """The option that takes functions of a kind.
+
+    >>> name_option("method"), name_option("importance"), name_option("metric")
+    ('methods', 'importance', 'faithfulness')
+    """
+    return {"method": "methods", "metric": "faithfulness"}.get(what, what)
 
 
 def check_own(

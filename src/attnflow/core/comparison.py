@@ -184,7 +184,10 @@ class Comparison(RowTable):
 def check_reference(reference: str, rows: int) -> None:
     """Refuse an unknown reference, or one that requires more rows."""
     if reference not in REFERENCES:
-        raise OptionError(f"unknown reference {reference!r}; choose from {', '.join(REFERENCES)}")
+        raise OptionError(
+            f"unknown reference {reference!r}; choose from {', '.join(REFERENCES)}",
+            options=["reference"],
+        )
     if reference == "others" and rows < 2:
         raise OptionError(
             "'others' are the other rows of a layer, and this result has one: compute several"

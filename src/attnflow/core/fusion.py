@@ -20,11 +20,14 @@ def fuse_heads(weights: Array, heads: Fusion) -> Array:
     float64. heads: as in `Attention.graph`.
     """
     if not isinstance(heads, str | int | np.integer | Callable):
-        raise OptionError(f"heads must be a name, a head's number or a function; got {heads!r}")
+        raise OptionError(
+            f"heads must be a name, a head's number or a function; got {heads!r}", options=["heads"]
+        )
     if isinstance(heads, str) and heads not in FUSIONS:
         raise OptionError(
             f"unknown head fusion {heads!r}; choose from {', '.join(FUSIONS)}, a head's number or a"
-            " function"
+            " function",
+            options=["heads"],
         )
     depth, count, size, _ = weights.shape
     if not callable(heads) and (count == 1 or not isinstance(heads, str)):
@@ -56,7 +59,9 @@ def check_head(head: object, count: int) -> int:
     """The number of a head, checked."""
     (number,) = check_integers([head], "heads")
     if not 0 <= number < count:
-        raise OptionError(f"a head's number must be from 0 to {count - 1}; got {number}")
+        raise OptionError(
+            f"a head's number must be from 0 to {count - 1}; got {number}", options=["heads"]
+        )
     return number
 
 

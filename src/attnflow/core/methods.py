@@ -203,11 +203,15 @@ def roll_scaled(
             row, exponents = np.ldexp(row, -exponent), exponents + exponent
         with np.errstate(over="ignore", under="ignore"):
             values[place] = np.ldexp(row, np.clip(exponents, -9999, 9999)) if unscaled else row
-    if not np.isfinite(values).all():
-        raise WeightsError(
-            "the rollout of these edges exceeds the range of float64: let rows sum to 1, with"
-            " normalize='sum', or give smaller edges"
-        )
+        largest = np.abs(values[place]).max(axis=-1)
+        is_lost = row.any(axis=-1) & (largest < np.finfo(np.float64).tiny)
+        if is_lost.any() or not np.isfinite(largest).all():
+            how, remedy = ("is below", "larger") if is_lost.any() else ("exceeds", "smaller")
+            raise WeightsError(
+                f"the rollout of these edges {how} the range of float64: let rows sum to 1, with"
+                f" normalize='sum', or give {remedy} edges",
+                options=["normalize='sum'"],
+            )
     return values
 
 

@@ -193,7 +193,7 @@ def check_layers(layers: object, depth: int | None) -> tuple[int, ...]:
     most = max(asked) if depth is None else depth
     for layer in asked:
         if not 1 <= layer <= most:
-            raise OptionError(f"layers must be from 1 to {most}; got {layer}")
+            raise OptionError(f"layers must be from 1 to {most}; got {layer}", options=["layers"])
     return asked
 
 
@@ -209,9 +209,11 @@ def check_query_positions(positions: object, size: int, removed: Sequence[int]) 
 def check_normalize(normalize: object, known: Sequence[str | None] = NORMALIZATIONS) -> None:
     """Refuse an unknown option `normalize`."""
     if not isinstance(normalize, str | None) or normalize not in known:
-        *names, last = [repr(name) for name in known]
+        names = [name for name in known if name is not None]
+        otherwise = ", or None for values as they are" if None in known else ""
         raise OptionError(
-            f"unknown normalize {normalize!r}; choose from {', '.join(names)} or {last}"
+            f"unknown normalize {normalize!r}; choose from {', '.join(names)}{otherwise}",
+            options=["normalize"],
         )
 
 

@@ -96,8 +96,9 @@ class RowTable(ArrayTable):
         (asked,) = check_integers([position], "position")
         if layer not in self.layers:
             raise OptionError(
-                f"layer {layer} was not computed;"
-                f" this result has layers {list_numbers(self.layers)}"
+                f"layer must be one of {list_numbers(self.layers)}, those of this result;"
+                f" got {layer}",
+                options=["layer"],
             )
         if asked < 0 and self.size is None:
             raise OptionError(
@@ -108,7 +109,8 @@ class RowTable(ArrayTable):
         if counted not in self.positions:
             raise OptionError(
                 f"position {asked} was not computed;"
-                f" this result has positions {list_numbers(self.positions)}"
+                f" this result has positions {list_numbers(self.positions)}",
+                options=["position"],
             )
         return self.layers.index(layer), self.positions.index(counted)
 

@@ -258,7 +258,8 @@ def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
     if not isinstance(chosen, Iterable) or isinstance(chosen, bytes):
         raise OptionError(
             f"edges must be names, or {{name: function}}; got {chosen!r}: choose from"
-            f" {', '.join(EDGES)}, or give what af.edge_weight makes"
+            f" {', '.join(EDGES)}, or give what af.edge_weight makes",
+            options=["edges"],
         )
     pairs = chosen.items() if isinstance(chosen, dict) else ((None, item) for item in chosen)
     weights: dict[str, EdgeWeight] = {}
@@ -270,7 +271,9 @@ def read_edges(chosen: Choices) -> dict[str, EdgeWeight]:
             )
         weights[weight.name] = weight
     if not weights:
-        raise OptionError(f"at least one edge weight is needed; choose from {', '.join(EDGES)}")
+        raise OptionError(
+            f"at least one edge weight is needed; choose from {', '.join(EDGES)}", options=["edges"]
+        )
     return weights
 
 
@@ -281,7 +284,8 @@ def read_edge(name: str | None, item: Any) -> EdgeWeight:
         if known not in EDGES:
             raise OptionError(
                 f"unknown edges {known!r}; choose from {', '.join(EDGES)},"
-                " or give what af.edge_weight makes"
+                " or give what af.edge_weight makes",
+                options=["edges"],
             )
         return EDGES[known]
     if not isinstance(item, EdgeWeight):

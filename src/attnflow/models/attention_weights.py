@@ -29,8 +29,8 @@ def check_heads(heads: str | None) -> None:
     """Refuse an unknown way to fuse heads."""
     if heads not in (*FUSIONS, None):
         raise OptionError(
-            f"unknown heads {heads!r}; choose from {', '.join(map(repr, FUSIONS))} or None,"
-            " which keeps every head"
+            f"unknown heads {heads!r}; choose from {', '.join(FUSIONS)}, or None to keep all",
+            options=["heads"],
         )
 
 

@@ -2,12 +2,12 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, compress, repeat
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
-from attnflow.core.checks import is_integer
+from attnflow.core.checks import check_flag, is_integer
 from attnflow.errors import AttnFlowError, CaptureError, OptionError, TooLongError
 from attnflow.models.chats import Chat, Range, read_chat
 from attnflow.models.encoded import (
@@ -38,6 +38,7 @@ def encode_inputs(
     model: "Model", inputs: object, truncation: bool = False
 ) -> tuple[list[Encoded], bool]:
     """Encode one input or several, and whether they are several."""
+    check_flag("truncation", truncation)
     if are_many(inputs):
         return [encode_input(model, value, truncation) for value in inputs], True
     return [encode_input(model, inputs, truncation)], False
@@ -224,20 +225,26 @@ def read_ids(value: object) -> list[int]:
     kind = type(value).__name__
     if isinstance(value, bytes | bytearray | memoryview):
         raise OptionError(f"a text must be a str; got {kind}: decode it, as value.decode()")
+    if isinstance(value, Mapping):
+        raise OptionError(
+            "a chat is a list of messages; got one message: put it in a list"
+            if "role" in value
+            else f"an input must be a text, token ids or a chat; got {kind}: give its input_ids"
+        )
     values = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(values, Iterable):
+    if isinstance(values, Iterable) and not isinstance(values, Set):  # which has no order
         items = list(values)
         if len(items) == 1 and isinstance(items[0], list):
             items = items[0]
         if all(map(is_integer, items)):
             return [int(item) for item in items]
-        if isinstance(value, Mapping) and "role" in value:
-            raise OptionError("a chat is a list of messages; got one message: put it in a list")
         if all(isinstance(item, str) for item in items):
             raise OptionError(
                 f"several texts must be a list of them; got {kind}: put them in a list"
             )
-    raise OptionError(f"an input must be a text or token ids; got {kind}")
+        odd = next(item for item in items if not is_integer(item))
+        kind = f"{kind} that holds {type(odd).__name__}"
+    raise OptionError(f"an input must be a text, token ids or a chat; got {kind}")
 
 
 def check_ids(model: "Model", ids: Sequence[int], truncation: bool) -> None:

@@ -347,7 +347,8 @@ class Model:
         size = len(encoded.tokens) + len(encoded.decoder_tokens)
         if not -size <= position < size:
             raise OptionError(
-                f"position must be from 0 to {size - 1}; got {position} (negative: from the end)"
+                f"position must be from 0 to {size - 1}; got {position} (negative: from the end)",
+                options=["position"],
             )
         return position % size
 

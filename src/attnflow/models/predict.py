@@ -198,7 +198,8 @@ def choose_targets(
     chosen = [int(best[row]) if target is None else target for row, target in enumerate(targets)]
     if max(chosen) >= scores.shape[-1]:
         raise OptionError(
-            f"target must be from 0 to {scores.shape[-1] - 1} for {model.name}; got {max(chosen)}"
+            f"target must be from 0 to {scores.shape[-1] - 1} for {model.name}; got {max(chosen)}",
+            options=["target"],
         )
     for row, number in enumerate(chosen):
         if isinstance(number, SpelledToken) and scores[row, number.spaced] > scores[row, number]:
@@ -280,14 +281,16 @@ def number_class(model: "Model", named: int | str, what: str) -> int:
             if labels
             else "it must be one token of the model's vocabulary"
         )
-        raise OptionError(f"unknown {what} {named!r}; {choices}")
+        raise OptionError(f"unknown {what} {named!r}; {choices}", options=[what])
     if not is_integer(named) or not -LARGE < named < LARGE:
         raise OptionError(f"a {what} is a class by name or number; got {named!r}", options=[what])
     number = int(named)
     size = len(labels) or (model.vocabulary_size if model.task in LANGUAGE else None)
     if number < 0 or (size is not None and number >= size):
         most = "" if size is None else f" to {size - 1}"
-        raise OptionError(f"{what} must be from 0{most} for {model.name}; got {named}")
+        raise OptionError(
+            f"{what} must be from 0{most} for {model.name}; got {named}", options=[what]
+        )
     return number
 
 

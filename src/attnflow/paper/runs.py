@@ -123,7 +123,9 @@ def choose_importance(name: str, reduce: str = "norm") -> Against:
     if name == "blank_out" or reduce == "norm":
         return {name: None}
     if reduce not in REDUCTIONS:
-        raise OptionError(f"unknown reduce {reduce!r}; choose from {', '.join(REDUCTIONS)}")
+        raise OptionError(
+            f"unknown reduce {reduce!r}; choose from {', '.join(REDUCTIONS)}", options=["reduce"]
+        )
 
     def score(model: Model, inputs: list[str], target: list[int]) -> list[Importance]:
         with warnings.catch_warnings():

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from attnflow.core.arrays import Floats
 from attnflow.core.checks import check_positions
 from attnflow.core.comparison import Comparison, check_reference, compare_layers
+from attnflow.core.groups import list_numbers
 from attnflow.core.io.tables import ArrayTable
 from attnflow.core.io.views import format_heat_map
 from attnflow.core.provenance import Source
@@ -96,7 +97,8 @@ class PromptAttention(ArrayTable):
         """
         if layer not in self.layers:
             raise OptionError(
-                f"layer must be one of {', '.join(map(str, self.layers))}; got {layer}",
+                f"layer must be one of {list_numbers(self.layers)}, those of this result;"
+                f" got {layer}",
                 options=["layer"],
             )
         place = self.layers.index(layer)

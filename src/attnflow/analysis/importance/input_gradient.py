@@ -119,9 +119,14 @@ def choose_gradient_value(of: str | None, contrasts: bool) -> str:
 def check_gradient_options(of: str, reduce: str) -> None:
     """Refuse an unknown scalar or reduction."""
     if of not in ("probability", "logit"):
-        raise OptionError(f"unknown of={of!r}; choose from probability, logit")
+        raise OptionError(
+            f"unknown of={of!r}; choose from probability, logit", options=[f"of={of!r}"]
+        )
     if not isinstance(reduce, str) or reduce not in REDUCTIONS:
-        raise OptionError(f"unknown reduce={reduce!r}; choose from {', '.join(REDUCTIONS)}")
+        raise OptionError(
+            f"unknown reduce={reduce!r}; choose from {', '.join(REDUCTIONS)}",
+            options=[f"reduce={reduce!r}"],
+        )
 
 
 def find_state(reduce: str) -> str:

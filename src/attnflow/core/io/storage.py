@@ -87,8 +87,6 @@ def read_arrays(path: Path) -> dict[str, Array]:
                 if isinstance(loaded, np.ndarray)
                 else {name: loaded[name] for name in loaded.files}
             )
-    except FileNotFoundError as error:
-        raise FileError(f"no such file: {path}") from error
     except IsADirectoryError as error:
         raise FileError(
             f"{path} is a folder; give an .npz or .npy file of attention weights"

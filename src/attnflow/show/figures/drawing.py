@@ -200,11 +200,17 @@ def check_drawable(result: TokenAttention) -> None:
     if not isinstance(result, TokenAttention):
         raise OptionError(
             "this figure draws a TokenAttention, which raw, rollout and flow give;"
-            f" got {type(result).__name__}"
+            f" got {describe_given(result)}"
         )
     expected = (len(result.layers), len(result.positions), len(result.tokens))
     meaning = f"{expected[0]} layers, {expected[1]} positions and {expected[2]} tokens"
     check_shape("values [layer, query, key]", result.values, expected, meaning)
+
+
+def describe_given(given: object) -> str:
+    """What was given instead of a result, and which part of it is one."""
+    held = ": give one of its results, such as .rollout" if isinstance(given, Explanation) else ""
+    return f"{type(given).__name__}{held}"
 
 
 def check_shape(what: str, values: Floats, expected: tuple[int, ...], meaning: str) -> None:

@@ -213,7 +213,10 @@ def check_layer(results: Sequence[PromptAttention], layer: int | None) -> int:
     for result in results:
         if layer not in result.layers:
             computed = list_numbers(result.layers)
-            raise OptionError(f"layer {layer} was not computed; this result has layers {computed}")
+            raise OptionError(
+                f"layer must be one of {computed}, those of this result; got {layer}",
+                options=["layer"],
+            )
     return layer
 
 

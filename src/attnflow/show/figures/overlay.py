@@ -278,10 +278,9 @@ def read_pixels(image: Any) -> Array:
         try:
             with Image.open(image) as opened:  # as image processors read files
                 image = ImageOps.exif_transpose(opened).convert("RGB")
-        except FileNotFoundError as error:
-            raise FileError(f"no such file: {os.fspath(image)}") from error
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise FileError(f"cannot read {os.fspath(image)} as an image: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise FileError(f"cannot read {os.fspath(image)} as an image: {reason}") from error
     elif hasattr(image, "convert"):
         image = image.convert("RGB")
     pixels = np.asarray(image)
