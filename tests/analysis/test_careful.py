@@ -26,6 +26,25 @@ def spoil(mix: af.LayerMix) -> Any:
     return edges
 
 
+@pytest.mark.parametrize("residual", ["inside", "mixed"])
+@pytest.mark.parametrize(("family", "is_refused"), [("llama", True), ("bert", False)])
+def test_edges_that_read_the_future_of_a_causal_model_are_refused(
+    family: str, is_refused: bool, residual: str
+) -> None:
+    own = af.edge_weight("own", lambda mix: torch.ones(4, 4), residual=residual)
+    seen = af.edge_weight("seen", lambda mix: torch.ones(4, 4).tril() + 1e-9, residual=residual)
+    model = af.Model(build(family))
+    if is_refused:
+        with pytest.raises(af.OptionError, match=r"must be 0 at later positions, .* at query 0, k"):
+            af.attention_graph(model, IDS, edges=own)
+        with pytest.raises(af.OptionError, match="must be 0 at later positions"):
+            af.generate(model, IDS, edges=own, max_new_tokens=2)
+    else:
+        assert not af.attention_graph(model, IDS, edges=own).causal
+    graph = af.attention_graph(model, IDS, edges=seen)
+    assert graph.causal == is_refused
+
+
 def test_edges_that_write_to_their_input_change_no_other_edges() -> None:
     model = af.Model(build("llama"))
     options: dict[str, Any] = {"model": model, "methods": "rollout", "importance": ()}

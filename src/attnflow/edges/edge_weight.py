@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from attnflow.capturing.backward_rule import LINEARISED, PLAIN, BackwardRule, read_rule
 from attnflow.capturing.mix import LayerMix
@@ -27,6 +28,7 @@ from attnflow.edges.value_zeroing import weigh_value_zeroing
 from attnflow.errors import OptionError
 
 RESIDUALS = ("inside", "mixed")
+FUTURE_ROUNDING = 1e-6  # of the largest edge
 Weigh = Callable[[LayerMix], Any]  # an array or tensor [query, key] or [head, query, key]
 
 
@@ -121,6 +123,7 @@ class EdgeWeight:
             "mean", "max" or "min", where `compute` returns every head.
         """
         where = f"edges {self.name!r} of {mix.name}"
+        hidden = None if EDGES.get(self.name) is self else find_future(mix)
         values = call_own(where, self.compute, mix)
         try:
             edges, has_heads = fuse_values(values, heads)
@@ -139,6 +142,8 @@ class EdgeWeight:
         if is_negative or not np.isfinite(edges).all():
             raise OptionError(f"{where} must be finite and not negative; got {edges.min():.3g}")
         own = mix.own.cpu().numpy()
+        if hidden is not None:
+            clear_future(where, edges, hidden)
         if self.residual == "mixed":
             empty = edges.sum(axis=-1) <= 0
             edges[np.flatnonzero(empty), own[empty]] = 1.0
@@ -146,6 +151,26 @@ class EdgeWeight:
         if self.identity:
             edges[np.arange(len(own)), own] += 1.0
         return LayerEdges(edges, has_heads)
+
+
+def find_future(mix: LayerMix) -> npt.NDArray[np.bool_]:
+    """[query, key]: the later positions, where attention is causal; else nothing."""
+    keys = np.arange(mix.attention.shape[-1])
+    later: npt.NDArray[np.bool_] = mix.own.cpu().numpy()[:, None] < keys
+    is_causal = not mix.attention.numpy(force=True)[:, later].any()
+    return later & is_causal
+
+
+def clear_future(where: str, edges: Floats, hidden: npt.NDArray[np.bool_]) -> None:
+    """Refuse edges [query, key] that read later positions; clear rounding there, in place."""
+    ahead = np.where(hidden, np.abs(edges), 0.0)
+    if ahead.max(initial=0.0) > FUTURE_ROUNDING * np.abs(edges).max(initial=0.0):
+        query, key = divmod(int(ahead.argmax()), edges.shape[1])
+        raise OptionError(
+            f"{where} must be 0 at later positions, which causal attention hides; got"
+            f" {edges[query, key]:.3g} at query {query}, key {key}"
+        )
+    edges[hidden] = 0.0
 
 
 def fuse_values(values: Any, heads: str) -> LayerEdges:
