@@ -320,7 +320,7 @@ def test_bad_rows_get_one_clear_line(given: Any, options: dict[str, Any], messag
 def test_a_bad_residual_and_an_encoder_decoder_get_one_clear_line() -> None:
     with pytest.raises(af.OptionError, match="residual must be a number from 0"):
         af.rollout_rows(build("llama"), IDS, positions=[0], residual=1.0)
-    with pytest.raises(af.OptionError, match="unknown normalize 'max'; choose from 'sum'"):
+    with pytest.raises(af.OptionError, match="unknown normalize 'max'; choose from sum"):
         af.rollout_rows(build("llama"), IDS, positions=[0], normalize="max")
     with pytest.raises(af.OptionError, match="T5ForConditionalGeneration is an encoder-decoder"):
         af.rollout_rows(build("t5"), IDS, positions=[0])

@@ -184,7 +184,7 @@ def parse_manifest(content: object) -> Manifest:
             f"it has format {quote_value(content['format'])}, and this attnflow reads format"
             f" {MANIFEST_FORMAT}"
         )
-    manifest: Manifest = read_typed(Manifest, content)
+    manifest = read_typed(Manifest, content)
     if manifest.count > MOST_SHARDS:
         raise FileError(f"rows must fill at most {MOST_SHARDS} shards; got {manifest.rows}")
     manifest.options.check()

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from attnflow.corpus.rows import is_decodable
 from attnflow.errors import FileError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,21 @@ NOT_EMPTY = Rule("a list of at least one value", bool)
 CONTENT = "it"  # what messages call the whole content of a file
 
 
-def read_typed(kind: Any, value: object, name: str = CONTENT) -> Any:
+def read_typed(kind: type[T], value: object, name: str = CONTENT) -> T:
     """A value of JSON as this type; what does not fit is refused by its name.
 
     >>> read_typed(tuple[Count, ...], [1, 2], "layers")
     (1, 2)
     """
+    return cast(T, read_value(kind, value, name))
+
+
+def read_value(kind: object, value: object, name: str) -> object:
+    """The same of a type that is not a class as well: a union, or one with rules."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         inner, *rules = arguments
-        result = read_typed(inner, value, name)
+        result = read_value(inner, value, name)
         for rule in rules:
             if not rule.holds(result):
                 raise mismatch(name, rule.what, value)
@@ -68,11 +75,13 @@ def read_typed(kind: Any, value: object, name: str = CONTENT) -> Any:
         if not isinstance(value, list):
             raise mismatch(name, "a list", value)
         return tuple(
-            read_typed(arguments[0], item, f"number {place} of {name}")
+            read_value(arguments[0], item, f"number {place} of {name}")
             for place, item in enumerate(value)
         )
     if origin is dict:
         return read_mapping(arguments[0], arguments[1], value, name)
+    if not isinstance(kind, type):
+        raise TypeError(f"no type of JSON: {kind!r}")
     if kind in (str, int, float, bool, NoneType):
         return read_scalar(kind, value, name)
     return read_object(kind, value, name)
@@ -93,34 +102,35 @@ def read_scalar(kind: type, value: object, name: str) -> object:
     raise mismatch(name, words[kind], value)
 
 
-def read_union(kinds: tuple[Any, ...], value: object, name: str) -> Any:
+def read_union(kinds: tuple[object, ...], value: object, name: str) -> object:
     """A value of the first type that it fits; null only where that is one of them."""
     if value is None and NoneType in kinds:
         return None
     *others, last = [kind for kind in kinds if kind is not NoneType]
     for kind in others:
         try:
-            return read_typed(kind, value, name)
+            return read_value(kind, value, name)
         except FileError:
             continue
-    return read_typed(last, value, name)
+    return read_value(last, value, name)
 
 
-def read_mapping(key_kind: Any, kind: Any, value: object, name: str) -> dict[Any, Any]:
+def read_mapping(key_kind: object, kind: object, value: object, name: str) -> dict[object, object]:
     """An object with any keys: texts, or whole numbers as JSON writes them."""
-    result = {}
+    result: dict[object, object] = {}
     for key, item in check_object(value, name).items():
+        number: object
         if key_kind is not int:
-            number: object = read_typed(key_kind, key, f"a key of {name}")
+            number = read_value(key_kind, key, f"a key of {name}")
         elif re.fullmatch("0|[1-9][0-9]{0,15}", key):
             number = int(key)
         else:
             raise mismatch(f"a key of {name}", "a whole number", key)
-        result[number] = read_typed(kind, item, f"{key[:80]} of {name}")
+        result[number] = read_value(kind, item, f"{key[:80]} of {name}")
     return result
 
 
-def read_object(kind: Any, value: object, name: str) -> Any:
+def read_object(kind: type[T], value: object, name: str) -> T:
     """A dataclass or a TypedDict; fields that have a default may be missing."""
     content = check_object(value, name)
     hints = get_type_hints(kind, include_extras=True)
@@ -139,7 +149,7 @@ def read_object(kind: Any, value: object, name: str) -> Any:
             raise FileError(f"{name} must have none but {', '.join(hints)}; got {quote_value(key)}")
     inside = "" if name == CONTENT else f" of {name}"
     return kind(
-        **{key: read_typed(hints[key], item, f"{key}{inside}") for key, item in content.items()}
+        **{key: read_value(hints[key], item, f"{key}{inside}") for key, item in content.items()}
     )
 
 

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar
+from typing import IO, TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 
@@ -195,7 +195,7 @@ class ArrayTable(Table):
         """
         arrays = self._content()
         for what in ("group", "source"):
-            groups: list[tuple[int, ...]] | None = arrays.pop(f"{what}s", None)  # type: ignore[assignment]
+            groups = cast(list[tuple[int, ...]] | None, arrays.pop(f"{what}s", None))
             if groups is not None:
                 arrays[f"{what}_positions"] = np.concatenate(groups)
                 arrays[f"{what}_lengths"] = np.array([len(positions) for positions in groups])
