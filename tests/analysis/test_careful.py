@@ -326,3 +326,29 @@ def test_a_figure_of_one_result_names_those_of_an_explanation() -> None:
         af.OptionError, match=r"got Explanation: give one of its results, .*\.rollo"
     ):
         untyped.figures.heatmap(found)
+
+
+@pytest.fixture(scope="module")
+def story() -> af.Generation:
+    return af.generate(af.Model(build("llama")), IDS, max_new_tokens=2, eos_token_id=None)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda story: story.summary(5), "result must be one of this generation, .*; got int"),
+        (lambda story: story.summary(layer=9), "layer must be one of 1..3, those of this result"),
+        (lambda story: story.summary(exclude=[9]), "exclude must be from -4 to 3; got 9"),
+        (lambda story: story.rollout().at_layer(9), "layer must be one of 1..3, those of this"),
+        (
+            lambda story: story.rollout().filtered(words=5),
+            "words must be a list of words, .* got 5",
+        ),
+        (lambda story: story.save(5), "a file must be given by its path; got int"),
+        (lambda story: untyped.token_attention("mine", 5), "compute must be a function; got int"),
+        (lambda story: untyped.explain_corpus(5, "o"), "a corpus needs paths of files; got int"),
+    ],
+)
+def test_what_is_no_option_at_all_is_one_line(call: Any, message: str, story: Any) -> None:
+    with pytest.raises(af.OptionError, match=message):
+        call(story)

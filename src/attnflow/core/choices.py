@@ -58,6 +58,8 @@ def token_attention(name: str, compute: Callable[..., npt.ArrayLike]) -> Method:
     array([0.9, 0.1])
     """
     check_name(name, "method")
+    if not callable(compute):
+        raise OptionError(f"compute must be a function; got {type(compute).__name__}")
     wanted = [option for option in SELECTING if accepts(compute, option)]
 
     def method(

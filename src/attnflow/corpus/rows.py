@@ -113,7 +113,12 @@ def gather_inputs(
     """The files that were given, one or several; or an error before anything is read."""
     require_pyarrow()
     given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
-    paths = tuple(os.fspath(path) for path in given)
+    try:
+        paths = tuple(os.fspath(path) for path in given)
+    except TypeError as error:
+        raise OptionError(
+            f"a corpus needs paths of files; got {type(inputs).__name__}: {error}"
+        ) from error
     if not paths:
         raise OptionError("a corpus needs at least one input file; got none")
     for path in paths:

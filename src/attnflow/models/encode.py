@@ -226,11 +226,7 @@ def read_ids(value: object) -> list[int]:
     if isinstance(value, bytes | bytearray | memoryview):
         raise OptionError(f"a text must be a str; got {kind}: decode it, as value.decode()")
     if isinstance(value, Mapping):
-        raise OptionError(
-            "a chat is a list of messages; got one message: put it in a list"
-            if "role" in value
-            else f"an input must be a text, token ids or a chat; got {kind}: give its input_ids"
-        )
+        raise OptionError(describe_mapping(value))
     values = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(values, Iterable) and not isinstance(values, Set):  # which has no order
         items = list(values)
@@ -245,6 +241,14 @@ def read_ids(value: object) -> list[int]:
         odd = next(item for item in items if not is_integer(item))
         kind = f"{kind} that holds {type(odd).__name__}"
     raise OptionError(f"an input must be a text, token ids or a chat; got {kind}")
+
+
+def describe_mapping(value: Mapping[object, object]) -> str:
+    """Why a mapping is not an input: it may be a message, or what a tokenizer returned."""
+    if "role" in value:
+        return "a chat is a list of messages; got one message: put it in a list"
+    kind = type(value).__name__
+    return f"an input must be a text, token ids or a chat; got {kind}: give its input_ids"
 
 
 def check_ids(model: "Model", ids: Sequence[int], truncation: bool) -> None:

@@ -269,7 +269,7 @@ def summarise_generation(
     sentences = [f"{subject} {float(np.mean(generation.probabilities)):.2f}."]
     result = generation.first_result if result is None else result
     asides = find_prompt_asides(generation) if asides is None else asides
-    place = result.layers.index(result.layers[-1] if layer is None else layer)
+    place = result.find_place(layer)
     compared = result.compared_with("others" if several else "even", exclude=asides)
     shares = compared.shares[place]  # [generated, token]
     seen = ~np.isin(np.arange(len(result.prompt)), asides) & result.read

@@ -29,6 +29,7 @@ from attnflow.analysis.job import GraphMaker, Job, MethodChoice
 from attnflow.analysis.long_inputs import ROWS_ABOVE
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
+from attnflow.core.checks import check_positions
 from attnflow.core.choices import Choices, Method, read_methods
 from attnflow.core.graph import AttentionGraph
 from attnflow.core.groups import Group, name_group
@@ -198,7 +199,12 @@ class Generation:
         exclude
             Positions of the prompt to leave aside; sinks and special tokens if None.
         """
-        return summarise_generation(self, result, layer, exclude)
+        if not isinstance(result, PromptAttention | None):
+            raise OptionError(
+                f"result must be one of this generation, as .rollout(); got {type(result).__name__}"
+            )
+        asides = None if exclude is None else check_positions(exclude, self.size, "exclude")
+        return summarise_generation(self, result, layer, asides)
 
     def by(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,23 @@ class PromptAttention(ArrayTable):
         """[prompt token]: whether it is read in any layer; else it was taken out of the graph."""
         return np.asarray(self.values.any(axis=(0, 2)))
 
+    def find_place(self, layer: int | None = None) -> int:
+        """The place of a layer in the last axis of `values`.
+
+        Parameters
+        ----------
+        layer
+            One of `layers`; the top one if None.
+        """
+        chosen = max(self.layers) if layer is None else layer
+        if chosen not in self.layers:
+            raise OptionError(
+                f"layer must be one of {list_numbers(self.layers)}, those of this result;"
+                f" got {layer}",
+                options=["layer"],
+            )
+        return self.layers.index(chosen)
+
     def at_layer(self, layer: int) -> "PromptAttention":
         """The same in one layer only.
 
@@ -95,18 +112,12 @@ class PromptAttention(ArrayTable):
         layer
             One of `layers`.
         """
-        if layer not in self.layers:
-            raise OptionError(
-                f"layer must be one of {list_numbers(self.layers)}, those of this result;"
-                f" got {layer}",
-                options=["layer"],
-            )
-        place = self.layers.index(layer)
+        place = self.find_place(layer)
         part = slice(place, place + 1)
         return replace(
             self,
             values=self.values[:, :, part],
-            layers=(layer,),
+            layers=(self.layers[place],),
             kept=None if self.kept is None else self.kept[:, part],
             saturated=None if self.saturated is None else self.saturated[:, :, part],
             passed=None if self.passed is None else self.passed[:, :, part],
@@ -131,7 +142,7 @@ class PromptAttention(ArrayTable):
         punctuation, special
             Whether to take out punctuation, and the tokenizer's special tokens.
         """
-        unwanted = {word.lower() for word in words}
+        unwanted = {word.lower() for word in check_filter(words)}
 
         def stays(token: str) -> bool:
             if token in self.special:
@@ -286,6 +297,15 @@ class PromptTable(ArrayTable):
             "layers": first.layers,
             **named,
         }
+
+
+def check_filter(words: object) -> list[str]:
+    """Words to filter, several or one."""
+    listed = [words] if isinstance(words, str) else words
+    kept = list(listed) if isinstance(listed, Iterable) else [None]
+    if not all(isinstance(word, str) for word in kept):
+        raise OptionError(f"words must be a list of words, () for none; got {words!r}")
+    return cast(list[str], kept)
 
 
 def normalise_prompt(values: Floats) -> Floats:

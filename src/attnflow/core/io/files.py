@@ -18,7 +18,7 @@ from typing import IO, cast
 import numpy as np
 import numpy.typing as npt
 
-from attnflow.errors import FileError
+from attnflow.errors import FileError, OptionError
 
 Writer = Callable[[IO[bytes]], object]
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # Windows has no pipes among its files
@@ -159,6 +159,8 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
 
 def check_ending(path: str | os.PathLike[str], endings: Iterable[str]) -> str:
     """The ending of a file's name, one of `endings`."""
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(f"a file must be given by its path; got {type(path).__name__}")
     ending = Path(path).suffix.lower()
     if ending not in endings:
         raise FileError(
