@@ -140,6 +140,9 @@ def test_parts_are_joined_for_a_template_that_takes_texts() -> None:
     chat = render("m['content'] | string", say(("user", parts), ("assistant", parts[:1])))
     assert read(chat) == [("1 user", ["the 'key'\nis"]), ("2 assistant", ["the 'key'"])]
     assert chat.text.endswith("the 'key'")
+    assert read(render("m['content'] | string", say(("user", ["the", "key"])))) == [
+        ("1 user", ["the\nkey"])
+    ]
     with pytest.raises(af.OptionError, match="parts that are not text: leave them out"):
         render("m['content'] | string", say(("user", [*parts, {"type": "image", "url": "a"}])))
 

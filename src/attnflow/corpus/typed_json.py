@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, g
 from attnflow.corpus.rows import is_decodable
 from attnflow.errors import FileError
 
-T = TypeVar("T")
+Typed = TypeVar("Typed")
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ NOT_EMPTY = Rule("a list of at least one value", bool)
 CONTENT = "it"  # what messages call the whole content of a file
 
 
-def read_typed(kind: type[T], value: object, name: str = CONTENT) -> T:
+def read_typed(kind: type[Typed], value: object, name: str = CONTENT) -> Typed:
     """A value of JSON as this type; what does not fit is refused by its name.
 
     >>> read_typed(tuple[Count, ...], [1, 2], "layers")
     (1, 2)
     """
-    return cast(T, read_value(kind, value, name))
+    return cast(Typed, read_value(kind, value, name))
 
 
 def read_value(kind: object, value: object, name: str) -> object:
@@ -130,7 +130,7 @@ def read_mapping(key_kind: object, kind: object, value: object, name: str) -> di
     return result
 
 
-def read_object(kind: type[T], value: object, name: str) -> T:
+def read_object(kind: type[Typed], value: object, name: str) -> Typed:
     """A dataclass or a TypedDict; fields that have a default may be missing."""
     content = check_object(value, name)
     hints = get_type_hints(kind, include_extras=True)

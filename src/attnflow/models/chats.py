@@ -152,7 +152,8 @@ def is_printed(message: Message, text: str) -> bool:
     parts = message.get("content")
     if not isinstance(parts, list):
         return False
-    return any(isinstance(part, dict) and part and str(part) in text for part in parts)
+    printed = [parts, *(part for part in parts if isinstance(part, dict))]
+    return any(part and str(part) in text for part in printed)
 
 
 def join_parts(message: Message) -> Message:
