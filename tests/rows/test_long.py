@@ -597,7 +597,15 @@ def test_a_long_input_is_explained_by_rows(
     assert whole.graph is not None
     request.getfixturevalue("short_graphs")
     found = af.explain(LONG, model=writer)
+    assert list(found.results) == ["contribution rollout", "raw", "rollout"]
+    assert found.first == "contribution rollout"
+    expected = whole.results[found.first].values[:, found.position]
+    assert np.abs(found.results[found.first].values[:, 0] - expected).max() < 2e-3
+    assert not found.summary().startswith("These are rows of attention")
+    assert any(note.startswith("contribution rows weigh each pair of") for note in found.notes)
+    found = af.explain(LONG, model=writer, methods=["raw", "rollout"])
     assert list(found.results) == ["raw", "rollout"]
+    assert found.summary().startswith("These are rows of attention alone, not of contributions.")
     assert found.witnesses is not None
     assert whole.captured is not None
     witnessed = af.raw(whole.captured, positions=found.witnesses.positions)
@@ -669,11 +677,28 @@ def test_a_long_input_of_any_model_is_explained(short_graphs: None) -> None:
     for family in ("bloom", "bert", "modernbert", "gpt-oss"):
         options: dict[str, Any] = {"position": -1} if family == "modernbert" else {}
         found = af.explain([*IDS], model=build(family), **options)
-        assert list(found.results) == ["raw", "rollout"]
+        rows = ["contribution rollout", "raw", "rollout"]
+        assert list(found.results) == (rows[1:] if family == "bloom" else rows)
+        alone = found.summary().startswith("These are rows of attention alone")
+        missing = [note for note in found.notes if "are not available for this model" in note]
+        assert (alone, len(missing)) == ((True, 1) if family == "bloom" else (False, 0))
         assert (found.prediction is None) == (family == "bert")
         assert found.segments == ()
     story = af.generate(build("bloom"), IDS, max_new_tokens=2, eos_token_id=None)
     assert story.rollout().values.shape == (2, 11, 3)
+
+
+def test_contributions_that_memory_cannot_hold_are_left_out_in_the_first_sentence(
+    writer: af.Model, short_graphs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_inputs = sys.modules["attnflow.analysis.long_inputs"]
+    monkeypatch.setattr(long_inputs, "find_available_memory", lambda: 1000)
+    found = af.explain(LONG, model=writer)
+    assert list(found.results) == ["raw", "rollout"]
+    assert found.summary().startswith("These are rows of attention alone, not of contributions.")
+    assert any("contribution edges would keep" in note for note in found.notes)
+    named = af.explain(LONG, model=writer, edges="contribution")
+    assert list(named.results) == ["contribution raw", "contribution rollout"]
 
 
 def test_a_long_explanation_is_shown_and_saved(

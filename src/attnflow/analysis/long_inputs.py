@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnflow.analysis.job import Job, Plan
+from attnflow.analysis.job import ATTENTION, FIRST_WHILE_GENERATING, Job, Plan
 from attnflow.core.checks import check_positions
 from attnflow.core.choices import Method
 from attnflow.core.graph import RESIDUAL
 from attnflow.core.groups import Group
-from attnflow.core.methods import raw, rollout
+from attnflow.core.memory import find_available_memory, format_gigabytes
+from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.results import TokenAttention
 from attnflow.edges.edge_weight import EDGES, EdgeWeight
 from attnflow.models.encoded import Encoded
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 ROWS_ABOVE = 2048
 SKIP = 1e-3  # at most this share of a row on edges other than attention is not followed
 WITNESSES = 32  # positions, evenly spread, in whose raw attention sinks are found
+KEPT_STATES = 6  # of the model's width: queries, keys, values, and the states around attention
 BY_ROWS: dict[Method, str] = {raw: "raw", rollout: "rollout"}
 
 
@@ -41,6 +43,33 @@ def goes_by_rows(model: Model, size: int, weights: Iterable[EdgeWeight]) -> bool
     """Whether an input of this size is long, and rows are available on all these edges."""
     whole = any(weight.rules or weight.rerun for weight in weights)
     return size > ROWS_ABOVE and not model.is_encoder_decoder and not whole
+
+
+def plan_long(model: Model, size: int, plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """The plan for a long input of this size, with contributions first if nothing was named.
+
+    Gradients would keep whole matrices. Also notes on the cost, or on why they are left out.
+    """
+    if plan.first is None:
+        return plan, ()
+    plan = Plan.make(METHODS, ATTENTION, FIRST_WHILE_GENERATING)
+    available = find_available_memory()
+    needed = estimate_kept(model, size)
+    if available is not None and needed > available:
+        return plan.drop_first(), (
+            f"{plan.first} edges would keep {format_gigabytes(needed)}, and"
+            f" {format_gigabytes(available)} are available, so attention is shown alone",
+        )
+    return plan, (
+        f"{plan.first} rows weigh each pair of the {size:,} tokens in every layer, which takes"
+        " longer than the model itself; methods=['raw', 'rollout'] leaves them out",
+    )
+
+
+def estimate_kept(model: Model, size: int) -> int:
+    """The bytes that rows on edges keep of an input: some states per layer and position."""
+    width = int(getattr(model.config, "hidden_size", 0))
+    return KEPT_STATES * width * size * (model.depth or 1) * 4
 
 
 def plan_rows(plan: Plan) -> tuple[Plan, tuple[str, ...]]:

@@ -44,6 +44,7 @@ from attnflow.analysis.long_inputs import (
     describe_loss,
     explain_position,
     goes_by_rows,
+    plan_long,
     plan_rows,
 )
 from attnflow.capturing.backward import Watch, pair_aims, run_backward
@@ -614,14 +615,24 @@ def needs_rows(model: Model, job: Job, plan: Plan, case: Case) -> bool:
 def run_rows(model: Model, number: int, case: Case, job: Job, plan: Plan) -> Iterator[Event]:
     """The events of a long input: rows of the explained position, and its prediction."""
     place = model.locate(case.encoded, job.asked_position)
-    rows, notes = plan_rows(plan.drop_first())
+    plan, notes = plan_long(model, len(case.encoded.tokens), plan)
     yield StageStarted(number, MODEL_STAGE)
-    results, witnesses, prediction = explain_position(model, case.encoded, place, rows, job)
-    yield Predicted(number, place, prediction, None)
+    start = time.perf_counter()
+    rows, missing = plan_rows(plan)
+    try:
+        found = explain_position(model, case.encoded, place, rows, job)
+    except CaptureError as error:
+        if plan.first is None:
+            raise
+        notes = (describe_missing_edges(plan.first, error),)
+        rows, missing = plan_rows(plan.drop_first())
+        found = explain_position(model, case.encoded, place, rows, job)
+    results, witnesses, prediction = found
+    yield Predicted(number, place, prediction, None, time.perf_counter() - start)
     for choice in rows.choices:
         done = MethodRun(choice.name, choice.edges, choice.compute, None, results[choice.name])
         yield ResultReady(number, done)
-    notes += describe_loss(results)
+    notes += (*missing, *describe_loss(results))
     if job.importance is None and model.predicts:
         notes += (f"importance is left out above {ROWS_ABOVE:,} tokens, unless it is named",)
     yield InputDone(number, notes, witnesses)

@@ -335,7 +335,7 @@ def carry_down(
     rolled = torch.zeros(len(tops) * count, size, device=request.model.device)
     rolled[torch.arange(len(rolled)), list(request.positions) * len(tops)] = 1.0
     gone = rolled.new_zeros(len(rolled))
-    with torch.no_grad(), progress_bar("attention rollout") as tick:
+    with torch.no_grad(), progress_bar(f"{request.edges} rollout") as tick:
         for layer in range(depth, 0, -1):
             begun = slice(sum(top >= layer for top in tops) * count)
             rows = rolled[begun]

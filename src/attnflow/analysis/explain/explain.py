@@ -82,7 +82,7 @@ def explain(
         on edges other than attention begin with the edges: "contribution rollout". Attention if
         None. If methods is None as well, the recommended method comes first: relevance rollout for
         decoders, relevance flow for encoders, contribution rollout for models without prediction
-        (docs/truth.md).
+        (docs/truth.md). Above 2,048 tokens that is contribution rollout of the explained position.
     importance
         Names of importances ("blank_out", "input_gradient", "relevance"), or {name: function},
         called as f(model, inputs, target); () for none, the first two if None. Left out where it is

@@ -136,6 +136,9 @@ def phrase_explanation(explanation: "Explanation") -> tuple[list[str], list[str]
     first = choose_told(explanation, even)
     answer: list[str] = []
     doubts: list[str] = []
+    edges = {result.edges for result in explanation.results.values()}
+    if explanation.witnesses is not None and edges == {"attention"}:
+        answer.append("These are rows of attention alone, not of contributions.")
     if explanation.prediction is not None:
         label, probability = explanation.prediction
         answer.append(f"{quote_text(show_token(label))} {probability:.2f}.")
