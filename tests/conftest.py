@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
+os.environ.setdefault("ATTNFLOW_CACHE", "")  # tests leave nothing in the user's cache
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     """Chromium; where CHROMIUM is set, tests do not skip."""

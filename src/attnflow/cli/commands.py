@@ -12,6 +12,7 @@ import typer
 
 from attnflow import __version__
 from attnflow.cli import arrays, lab
+from attnflow.cli import cache as caching
 from attnflow.cli import compare as comparing
 from attnflow.cli import corpus as corpora
 from attnflow.cli import evaluate as evaluating
@@ -66,6 +67,7 @@ main_app.command("intervene")(intervening.intervene_command)
 main_app.command("demo")(explaining.demo_command)
 main_app.command("segments")(sharing.segments_command)
 main_app.command("evaluate")(evaluating.evaluate_command)
+main_app.command("cache")(caching.cache_command)
 main_app.add_typer(corpora.corpus_app, name="corpus")
 main_app.add_typer(lab.train_app, name="train")
 main_app.add_typer(lab.reproduce, name="reproduce")

@@ -5,13 +5,16 @@ Whatever is wrong with its files is reported in one line; see file_checks.py.
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING, TypeAlias
 
 from attnflow.errors import FileError
+from attnflow.models.converted import keep_converted, locate_copy, restore_settings
 from attnflow.models.execution import require_torch
 from attnflow.models.file_checks import (
     check_class,
@@ -44,6 +47,9 @@ def load(name: str | os.PathLike[str] = BUNDLED) -> Model:
     attnflow: is the verb that follows these words singular or plural? "verb-number-plain" is the
     same model, trained as the paper describes it: see docs/reproduction.md. "planted:copy" and the
     like are models whose answers are known: see `planted`.
+
+    A GGUF file is converted when it is first loaded, and read as safetensors from the user's cache
+    afterwards; `attnflow cache` lists such models and removes them.
 
     Parameters
     ----------
@@ -89,10 +95,29 @@ def load_bundled(folder: str, origin: str) -> Model:
 
 
 def load_files(files: ModelFiles) -> Model:
-    """The model of a folder or repository, with its tokenizer or image processor."""
+    """The model of a folder or repository, with its tokenizer or image processor.
+
+    A GGUF file is converted when it is first loaded, and read from the user's cache afterwards.
+    """
+    gguf = find_gguf(files)
+    place = None if gguf is None else locate_copy(files, gguf)
+    if place is not None and place.is_dir():
+        with suppress(Exception):  # damaged: it is made again
+            names = frozenset(path.name for path in place.iterdir())
+            model = load_stored(replace(files, name=str(place), names=names), None, files.origin)
+            restore_settings(model.config, files.name)
+            return model
+        shutil.rmtree(place, ignore_errors=True)
+    model = load_stored(files, gguf, files.origin)
+    if place is not None:
+        keep_converted(model, place)
+    return model
+
+
+def load_stored(files: ModelFiles, gguf: str | None, origin: str) -> Model:
+    """The model as it is stored: as safetensors, or in a GGUF file."""
     import transformers
 
-    gguf = find_gguf(files)
     if gguf is None:
         if "config.json" not in files.names:
             raise FileError(f"cannot load {files.name}: it has no config.json")
@@ -110,13 +135,13 @@ def load_files(files: ModelFiles) -> Model:
             ignore_mismatched_sizes=True,  # they are reported, and refused below by their names
             **options,
         )
-    loaded = Model(model, origin=files.origin)
+    loaded = Model(model, origin=origin)
     check_weights(files.name, loaded, report)
     if hasattr(model.config, "patch_size") and not hasattr(model.config, "vocab_size"):
         processor = load_image_processor(files, settings)
     else:
         processor = load_tokenizer(files, settings, gguf)
-    return Model(model, processor, origin=files.origin)
+    return Model(model, processor, origin=origin)
 
 
 def load_image_processor(
