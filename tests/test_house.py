@@ -97,6 +97,7 @@ COMPUTING = ("core.methods", "core.choices", "core.flow", "capturing", "edges", 
 READING = {"find_excluded", "format_percent", "list_marked_words", "name_word", "to_json"}
 # ... and, one by one, those that give the finished numbers of a view
 ASKED = {
+    ("figures/intervention.py", "share_rest"),
     ("terminal/folding.py", "fold_rows"),
     ("terminal/answers.py", "find_row_spread"),
     ("figures/score_rows.py", "find_row_spread"),

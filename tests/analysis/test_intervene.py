@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,30 @@ def test_a_flow_of_an_encoder_decoder_leaves_what_it_does_not_attend() -> None:
         assert not name.endswith("cross") or key < start <= query
 
 
+def test_encoder_decoders_take_blanks_in_the_encoder() -> None:
+    model, value = make_model("t5"), make_input("t5")
+    found = af.intervene(model, value, blank=[2], replacement=9)
+    assert found.before.prediction is not None
+    target = found.before.prediction.target.number
+    expected = af.intervene(model, [*value[:2], 9, *value[3:]], target=target)
+    assert found.after.logit == pytest.approx(expected.before.logit, abs=1e-5)
+    hidden = af.intervene(model, value, blank=[2], replacement="attention").after.attention
+    assert not hidden.weights[:, 0, [0, 1, 3, 4, 5, 6, 7], 2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_16_bits(dtype: torch.dtype) -> None:
+    model, value = af.Model(deepcopy(build("llama")).to(dtype)), make_input("llama")
+    plain = af.capture(model, value)
+    same = af.intervene(model, value)
+    assert same.before.logit == same.after.logit
+    assert np.array_equal(same.after.attention.weights, plain.weights)
+    cut = [(2, 5, 3), (3, 6, 1, 0)]
+    found = af.intervene(model, value, cut=cut)
+    exact = af.intervene(make_model("llama"), value, cut=cut)
+    assert found.logit_change == pytest.approx(exact.logit_change, abs=0.1)
+
+
 # ---- while a model generates ---------------------------------------------------------------------
 
 
@@ -469,8 +494,12 @@ def test_pictures_and_pages_show_both_rows(tmp_path: Path) -> None:
     before, after = result.by("rollout")
     drawn = af.figures.intervention(result)
     widths = {name: [bar.get_width() for bar in artists] for name, artists in drawn.artists.items()}
-    assert widths["before"] == pytest.approx(before.values[0, 0, 1:])  # without CLS
-    assert widths["after"] == pytest.approx(after.values[0, 0, 1:])
+    shares = {  # without CLS
+        name: row.values[0, 0, 1:] / row.values[0, 0, 1:].sum()
+        for name, row in (("before", before), ("after", after))
+    }
+    assert widths["before"] == pytest.approx(shares["before"])
+    assert widths["after"] == pytest.approx(shares["after"])
     first, second = drawn.axes
     assert first.get_xlim() == second.get_xlim()
     assert first.get_title().startswith("before: plural 0.98")
@@ -486,9 +515,13 @@ def test_pictures_and_pages_show_both_rows(tmp_path: Path) -> None:
     strips = describe_intervention(result)
     assert strips.pairs is not None
     assert [pair.right for pair in strips.pairs][2] == "[UNK]"
-    assert [pair.values for pair in strips.pairs] == [
-        (row.before, row.after) for row in result.rows()
-    ]
+    assert strips.pairs[0].values == (None, None)
+    found = np.array([pair.values for pair in strips.pairs[1:]], dtype=float)
+    assert pytest.approx(np.stack([shares["before"], shares["after"]])) == found.T
+    assert strips.sides is not None
+    assert [side.left_out for side in strips.sides] == pytest.approx(
+        [before.values[0, 0, 0], after.values[0, 0, 0]]
+    )
     content = json.loads((tmp_path / "result.json").read_text())
     assert content["after"]["label"] == "singular"
     assert content["change"]["blanked"] == [2]

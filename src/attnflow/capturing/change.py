@@ -273,18 +273,17 @@ class ChangedCall:
             for head, mean in change.off.items():
                 self.output[row, :, head] = 0.0 if mean is None else mean.to(self.output)
 
-    def list_cut(self, start: int) -> list[tuple[int, int, int, int, CutEdge]]:
-        """(sequence, head, query, key, edge) of the edges that this call has, head by head."""
-        _, heads, queries, keys = self.call.shape(None)
+    def list_cut(self, start: int) -> list[tuple[int, CutEdge, int, int]]:
+        """(sequence, edge, query, key) of the edges that this call has."""
+        _, _, queries, keys = self.call.shape(None)
         first = start + queries - keys  # position of the first key: a cache may hold the last ones
         if queries != keys and start == 0:  # attention to another sequence
             first = 0
         return [
-            (row, head, edge.query - start, edge.key - first, edge)
+            (row, edge, edge.query - start, edge.key - first)
             for row, change in self.changes.items()
             for edge in change.cut
             if 0 <= edge.query - start < queries and 0 <= edge.key - first < keys
-            for head in (range(heads) if edge.head is None else [edge.head])
         ]
 
     def cut(self, start: int) -> None:
@@ -303,13 +302,7 @@ class ChangedCall:
             if not here:
                 continue
             scores = score_visible(scoring, rows)
-            gone = torch.zeros_like(scores, dtype=torch.bool)
-            for row, head, query, key, edge in here:
-                place = row, head, query - rows.start, key
-                if edge.is_checked and not is_seen(scores, place):
-                    refuse_edge(edge)
-                if key < scores.shape[3]:
-                    gone[place] = True
+            gone = mark_cut(scores, here, rows.start)
             shares = share_out(scores.masked_fill_(gone, -torch.inf), scoring.no_token)
             changed = gone.any(dim=-1)  # [sequence, head, query]
             self.touched[:, rows] |= changed.any(dim=1)
@@ -351,9 +344,29 @@ def score_visible(scoring: Scoring, rows: slice) -> "torch.Tensor":
     return scores
 
 
-def is_seen(scores: "torch.Tensor", place: tuple[int, int, int, int]) -> bool:
-    """Whether a query sees a key. scores: up to the last key that any of them sees."""
-    return place[3] < scores.shape[3] and bool(scores[place].isfinite())
+def mark_cut(
+    scores: "torch.Tensor", cut: Sequence[tuple[int, CutEdge, int, int]], first: int
+) -> "torch.Tensor":
+    """[sequence, head, query, key]: whether an edge is cut; those that are checked must exist.
+
+    scores: of queries from `first` on, up to the last key that any of them sees.
+    """
+    import torch
+
+    gone = torch.zeros_like(scores, dtype=torch.bool)
+    visible = scores.isfinite().any(dim=1).cpu().numpy()  # [sequence, query, key], by any head
+    seen = scores.shape[3]
+    heads: dict[int | None, list[tuple[int, int, int]]] = {}
+    for row, edge, query, key in cut:
+        place = row, query - first, key
+        if edge.is_checked and not (key < seen and visible[place]):
+            refuse_edge(edge)
+        if key < seen:
+            heads.setdefault(edge.head, []).append(place)
+    for head, places in heads.items():
+        sequences, queries, keys = torch.tensor(places, device=gone.device).unbind(dim=1)
+        gone[sequences, slice(None) if head is None else head, queries, keys] = True
+    return gone
 
 
 def refuse_edge(edge: CutEdge) -> None:

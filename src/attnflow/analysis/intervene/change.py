@@ -141,10 +141,11 @@ class ReadChange(NamedTuple):
             parts.append(f"{' '.join(show_token(tokens[at]) for at in self.blanked)} blanked")
         if self.cut:
             parts.append(f"{len(self.cut)} {'edge' if len(self.cut) == 1 else 'edges'} cut")
-        if self.heads_off:
-            names = [f"{layer}.{head}" for layer, head in self.heads_off]
-            shown = ", ".join(names) if len(names) <= 4 else f"{len(names)} of them"
-            parts.append(f"{'head' if len(names) == 1 else 'heads'} {shown} off")
+        if len(self.heads_off) > 4:
+            parts.append(f"{len(self.heads_off)} heads off")
+        elif self.heads_off:
+            names = ", ".join(f"{layer}.{head}" for layer, head in self.heads_off)
+            parts.append(f"{'head' if len(self.heads_off) == 1 else 'heads'} {names} off")
         return ", ".join(parts) or "nothing changed"
 
 

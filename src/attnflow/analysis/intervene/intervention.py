@@ -1,17 +1,20 @@
 """`Intervention`: a prediction and its attention before and after a change inside the model."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, ClassVar, NamedTuple
 
+import numpy as np
+
 from attnflow.analysis.intervene.change import ReadChange
+from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.choices import Method, read_methods, run_method
 from attnflow.core.io.files import PICTURES, Writer
-from attnflow.core.io.formatting import Panel, format_number
+from attnflow.core.io.formatting import Panel
 from attnflow.core.io.tables import Table
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
@@ -174,10 +177,7 @@ class Intervention(Table):
             f" {after.target.probability:.2f} after"
         )
         if before.difference is not None and before.foil is not None and self.logit_change:
-            text += (
-                f", logit over {show_token(before.foil.label)} by"
-                f" {format_number(self.logit_change)}"
-            )
+            text += f", logit over {show_token(before.foil.label)} {self.logit_change:+.2f}"
         kept = f"the answer is now {show_token(after.label)} {after.probability:.2f}"
         text += f"; {kept if self.flips else 'the answer stays'}"
         if self.after.continuation:
@@ -266,3 +266,12 @@ class Intervention(Table):
             f"<Intervention: {what}, {target.label!r} {target.probability:.3f} ->"
             f" {after.target.probability:.3f}, {answer}>"
         )
+
+
+def share_rest(rows: Sequence[TokenAttention], excluded: Sequence[int]) -> Floats:
+    """[row, token]: the shares of one position each; NaN where excluded, the rest sums to 1."""
+    shares: Floats = np.stack([row.values[0, 0] for row in rows]).astype(np.float64)
+    shares[:, list(excluded)] = np.nan
+    rest = np.nansum(shares, axis=1, keepdims=True)
+    shares /= np.where(rest > 0, rest, 1.0)
+    return shares

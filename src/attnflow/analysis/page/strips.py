@@ -1,9 +1,13 @@
 """The data of the pages of two rows: explanations side by side, and interventions."""
 
+import math
+
+from attnflow.analysis.exclude import find_excluded
 from attnflow.analysis.explain.compare import Side, SideBySide
-from attnflow.analysis.intervene.intervention import Intervention
+from attnflow.analysis.intervene.intervention import Intervention, share_rest
 from attnflow.analysis.page import schema
 from attnflow.analysis.page.page import describe_prediction
+from attnflow.core.arrays import Floats
 from attnflow.core.text import show_token
 from attnflow.errors import printable
 
@@ -66,10 +70,15 @@ def describe_intervention(result: Intervention) -> schema.Strips:
     >>> describe_intervention(result).columns
     ('token', 'before', 'after', 'difference')
     """
-    rows = list(result.rows())
-    names = [show_token(row.token) for row in rows]
+    names = list(map(show_token, result.tokens))
     others = list(map(show_token, result.after.attention.tokens or names))
     model = printable(result.source.model or "")
+    asides = find_excluded(("sinks", "special"), len(names), result)
+    rows = result.by("rollout")
+    shown = [
+        tuple(None if math.isnan(share) else share for share in shares)
+        for shares in pair_shares(share_rest(rows, asides))
+    ]
     sides = [
         schema.PageSide(
             name=name,
@@ -77,10 +86,13 @@ def describe_intervention(result: Intervention) -> schema.Strips:
             layer=outcome.attention.depth,
             model=model,
             prediction=describe_prediction(outcome.prediction),
-            left_out=0.0,
+            left_out=float(row.values[0, 0, list(asides)].sum()),
         )
-        for name, outcome in (("before", result.before), ("after", result.after))
+        for name, outcome, row in zip(
+            ("before", "after"), (result.before, result.after), rows, strict=True
+        )
     ]
+    left_out = ", ".join(names[at] for at in asides[:4]) + ", ..." * (len(asides) > 4)
     what = printable(result.change.describe(result.tokens))
     return schema.Strips(
         kind="pair",
@@ -90,22 +102,27 @@ def describe_intervention(result: Intervention) -> schema.Strips:
             f"Rollout at position {result.position}, top layer. Above: before the change. Below:"
             f" after ({what}). Blue: its share, one scale for both. Bars: after minus before, blue"
             " for more, orange for less."
+            + (f" Left out, the rest sums to 1: {left_out}." if asides else "")
         ),
         notes=(str(result.source),),
         unit="token",
         sides=(sides[0], sides[1]),
         pairs=tuple(
-            schema.PagePair(
-                left=name, right=other, values=(row.before, row.after), difference=row.difference
-            )
-            for name, other, row in zip(names, others, rows, strict=True)
+            schema.PagePair(left=name, right=other, values=(before, after), difference=difference)
+            for name, other, (before, after, difference) in zip(names, others, shown, strict=True)
         ),
         columns=("token", "before", "after", "difference"),
         entries=tuple(
-            schema.Entry(page=None, cells=(name, row.before, row.after, row.difference))
-            for name, row in zip(names, rows, strict=True)
+            schema.Entry(page=None, cells=(name, *cells))
+            for name, cells in zip(names, shown, strict=True)
         ),
     )
+
+
+def pair_shares(shares: Floats) -> list[tuple[float, float, float]]:
+    """(before, after, difference) of each token, from shares [before and after, token]."""
+    before, after = shares
+    return list(zip(before.tolist(), after.tolist(), (after - before).tolist(), strict=True))
 
 
 def describe_side(side: Side) -> schema.PageSide:

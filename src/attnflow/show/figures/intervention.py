@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from attnflow.analysis.exclude import Exclusion, find_excluded
-from attnflow.analysis.intervene.intervention import Intervention, RunOutcome
+from attnflow.analysis.intervene.intervention import Intervention, RunOutcome, share_rest
 from attnflow.core.choices import Method
 from attnflow.core.text import show_token
 from attnflow.errors import OptionError
@@ -42,7 +42,8 @@ def intervention(
 ) -> Drawing:
     """Draw token attention before and after a change as bars, side by side, on one scale.
 
-    The titles have the prediction of each run; tokens that were blanked out have orange names.
+    Shares are of the tokens that have bars. The titles have the prediction of each run; tokens that
+    were blanked out have orange names.
 
     Parameters
     ----------
@@ -105,10 +106,12 @@ def make_rows(
     outcomes = {"before": result.before, "after": result.after}
     changes = {"before": "nothing changed", "after": result.change.describe(result.tokens)}
     rows = {}
-    for (name, outcome), row in zip(outcomes.items(), shown, strict=True):
-        values = row.values[0, 0]
-        notes = note_excluded(result.tokens, values, excluded)
+    shares = share_rest(shown, excluded)
+    for (name, outcome), row, values in zip(outcomes.items(), shown, shares, strict=True):
+        notes = note_excluded(result.tokens, row.values[0, 0], excluded)
         meaning = f"{title_method(row.method)}, layer {row.layers[0]}"
+        if excluded:
+            meaning += ", of the rest"
         title = title_outcome(name, outcome)
         rows[name] = ScoreRow(
             title, result.tokens, values, excluded, meaning, (changes[name], *notes)
