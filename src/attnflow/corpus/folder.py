@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from attnflow.core.io.files import write_file
 from attnflow.corpus.manifest import MANIFEST, Manifest, ShardRecord
@@ -68,7 +68,9 @@ def write_shard(folder: Path, index: int, packed: PackedShard) -> ShardRecord:
     return ShardRecord(packed.rows, errors, sha256, errors_sha256, packed.reasons)
 
 
-def write_parquet(file: Any, tables: "Iterable[pyarrow.Table]", schema: "pyarrow.Schema") -> None:
+def write_parquet(
+    file: IO[bytes], tables: "Iterable[pyarrow.Table]", schema: "pyarrow.Schema"
+) -> None:
     """Write tables, one after the other, to an open file."""
     import pyarrow.parquet as pq
 

@@ -245,7 +245,9 @@ class PromptAttention(ArrayTable):
             top, self.generated, self.prompt, caption=caption, source=self.source
         )
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
         return np.array(self.values, dtype=dtype) if copy else np.asarray(self.values, dtype=dtype)
 
     def __repr__(self) -> str:
