@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+import attnflow as af
+
 Floats = npt.NDArray[np.float64]
 DATA = Path(__file__).parent / "data"
 KINDS = [
@@ -171,3 +173,35 @@ def real_attention() -> Iterator[tuple[str, Floats]]:
         for name in stored.files:
             weights = stored[name].astype(np.float64)
             yield name, weights / weights.sum(axis=-1, keepdims=True)
+
+
+SAME = 1e-12
+
+
+def check_flow(edges: Floats, best: af.MaxFlow, source: int | Sequence[int], *targets: int) -> None:
+    """Capacity, conservation, and a cut of the same size: the proof of a maximum flow."""
+    origins = [source] if isinstance(source, int) else list(source)
+    flow, same, group = best.edges, SAME * max_sum(edges) * len(origins), list(targets)
+    assert (flow >= -same).all()
+    assert (flow <= edges + same).all()
+    sent, received = flow.sum(axis=2), flow.sum(axis=1)  # [layer, query] and [layer, key]
+    # what enters an inner node leaves it
+    assert np.abs(sent[:-1] - received[1:]).max(initial=0.0) <= same
+    assert np.abs(np.delete(sent[-1], origins)).max(initial=0.0) == 0.0
+    assert np.abs(np.delete(received[0], group)).max(initial=0.0) == 0.0
+    assert abs(sent[-1, origins].sum() - best.value) <= same
+    assert abs(received[0, group].sum() - best.value) <= same
+    assert abs(best.cut_capacity - best.value) <= same
+    without_cut = edges > 0
+    for layer, query, key in best.cut:
+        # every edge of the cut is full
+        assert abs(flow[layer - 1, query, key] - edges[layer - 1, query, key]) <= same
+        without_cut[layer - 1, query, key] = False
+    reached = np.isin(np.arange(edges.shape[1]), origins)
+    for layer in without_cut[::-1]:
+        reached = reached @ layer
+    assert not reached[group].any()  # and nothing gets past it
+
+
+def max_sum(edges: Floats) -> float:
+    return float(edges.sum(axis=-1).max())

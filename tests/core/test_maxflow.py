@@ -1,7 +1,6 @@
 """Attention flow is exact: against rational arithmetic, against igraph, and by what is proved of it."""
 
 import warnings
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -29,19 +28,21 @@ from attnflow.core.masks import is_causal
 from attnflow.notices import ignore_notices
 from tests.oracles import (
     KINDS,
+    SAME,
     Floats,
     Igraph,
     any_attention,
     any_capacities,
     any_groups,
     attention,
+    check_flow,
     edges_of,
+    max_sum,
     rational_flow,
     real_attention,
 )
 
 EXACT = 1e-9
-SAME = 1e-12
 NOTHING = 2.0**-52  # of the largest row sum: what carries nothing
 
 
@@ -125,35 +126,6 @@ def test_max_flow_on_real_attention(name: str, weights: Floats) -> None:
 def silent_flow(graph: af.AttentionGraph) -> af.TokenAttention:
     with pytest.warns(af.SaturationWarning):
         return af.flow(graph, positions=[40], normalize=None)
-
-
-def check_flow(edges: Floats, best: af.MaxFlow, source: int | Sequence[int], *targets: int) -> None:
-    """Capacity, conservation, and a cut of the same size: the proof of a maximum flow."""
-    origins = [source] if isinstance(source, int) else list(source)
-    flow, same, group = best.edges, SAME * max_sum(edges) * len(origins), list(targets)
-    assert (flow >= -same).all()
-    assert (flow <= edges + same).all()
-    sent, received = flow.sum(axis=2), flow.sum(axis=1)  # [layer, query] and [layer, key]
-    # what enters an inner node leaves it
-    assert np.abs(sent[:-1] - received[1:]).max(initial=0.0) <= same
-    assert np.abs(np.delete(sent[-1], origins)).max(initial=0.0) == 0.0
-    assert np.abs(np.delete(received[0], group)).max(initial=0.0) == 0.0
-    assert abs(sent[-1, origins].sum() - best.value) <= same
-    assert abs(received[0, group].sum() - best.value) <= same
-    assert abs(best.cut_capacity - best.value) <= same
-    without_cut = edges > 0
-    for layer, query, key in best.cut:
-        # every edge of the cut is full
-        assert abs(flow[layer - 1, query, key] - edges[layer - 1, query, key]) <= same
-        without_cut[layer - 1, query, key] = False
-    reached = np.isin(np.arange(edges.shape[1]), origins)
-    for layer in without_cut[::-1]:
-        reached = reached @ layer
-    assert not reached[group].any()  # and nothing gets past it
-
-
-def max_sum(edges: Floats) -> float:
-    return float(edges.sum(axis=-1).max())
 
 
 # ---- groups, and edges whose rows sum to anything -----------------------------------------------

@@ -16,9 +16,8 @@ import attnflow as af
 from attnflow.core.flow.cut import find_flow_and_cut
 from attnflow.core.flow.solve import find_all_flows, find_flows
 from attnflow.core.masks import is_causal
-from tests.core.test_maxflow import check_flow
 from tests.hostile.tries import Result, complain, run_tries
-from tests.oracles import KINDS, Floats, Igraph, attention
+from tests.oracles import KINDS, Floats, Igraph, attention, check_flow
 
 CLOSE = 1e-9  # of the largest capacity
 SHAPES = [(1, 1), (1, 5), (2, 6), (3, 4), (3, 9), (4, 7), (5, 3), (6, 12), (8, 6), (12, 8)]

@@ -24,7 +24,7 @@ from tests.explained import with_results
 from tests.families import build, word_tokenizer
 from tests.oracles import Floats
 from tests.pages import Open, colours, explained, go_to, random_attention, text_of
-from tests.show.test_figure_shading import title_of
+from tests.show.drawings import title_of
 
 EDGES = ["attention", "norm", "contribution", "gradient", "relevance"]
 NAMES = [

@@ -23,6 +23,7 @@ from attnflow.show import colours
 from attnflow.show.figures import graph_parts, layout, panels
 from tests.explained import with_results
 from tests.oracles import attention
+from tests.show.drawings import light, read_texts
 
 DEPTH = 3
 NAMES = ("raw", "contribution rollout", "a$b_{$", "<b>&", "_mine\n\x00\u4e2d", "very long " * 30)
@@ -85,12 +86,6 @@ def check_texts(drawn: Drawing) -> None:
         across = min(first.x1, second.x1) - max(first.x0, second.x0)
         down = min(first.y1, second.y1) - max(first.y0, second.y0)
         assert min(across, down) <= 2, (one, other)
-
-
-def read_texts(path: Path) -> str:
-    """All text of an SVG file, which must be XML."""
-    nodes = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
-    return "\n".join("".join(node.itertext()) for node in nodes)
 
 
 def read_chunks(path: Path) -> dict[Any, Any]:
@@ -223,15 +218,6 @@ def test_methods_are_told_apart_by_colour_and_without_colour() -> None:
     palette = [*known, *colours.OTHER_COLOURS]
     assert len(set(palette)) == len(palette)
     assert all(light(colour) < 0.5 for colour in palette)  # seen on white paper
-
-
-def light(colour: str) -> float:
-    """The luminance of a colour, from 0 to 1."""
-    channels = np.array(to_rgb(colour))
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    found = float(linear @ [0.2126, 0.7152, 0.0722])
-    assert colours.measure_light(to_hex(colour)) == pytest.approx(found, abs=2e-3)
-    return found
 
 
 def test_edges_in_front_stand_out_without_colour() -> None:

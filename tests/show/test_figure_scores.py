@@ -20,8 +20,7 @@ from attnflow.show.figures import layout
 from attnflow.show.figures.bars import BAR_GREY
 from attnflow.show.figures.text import choose_colour, choose_ink
 from tests.explained import with_results
-from tests.show.test_figure_methods import light, read_texts
-from tests.show.test_figures import HOSTILE
+from tests.show.drawings import HOSTILE, light, read_texts
 
 FOUND = af.explain("the authors that the old man likes")
 SCORES = {"mine": (("a", "##b", "c", "d"), [0.1, -0.4, 0.2, 0.0])}

@@ -24,7 +24,7 @@ from attnflow.show import colours
 from attnflow.show.figures import graph_parts, layout
 from tests.explained import with_results
 from tests.oracles import attention
-from tests.show.test_figure_methods import light, read_texts
+from tests.show.drawings import light, read_texts, title_of
 
 SIZE, DEPTH = 9, 3
 TOKENS = ("[CLS]", *(f"token{place}" for place in range(1, SIZE)))
@@ -38,10 +38,6 @@ def sunk() -> af.Explanation:
 
 
 SUNK = sunk()
-
-
-def title_of(ax: Any) -> str:
-    return " ".join(ax.get_title().split())
 
 
 # ---- tokens that are left out -------------------------------------------------------------------

@@ -26,6 +26,7 @@ from attnflow.show import colours
 from attnflow.show.figures import drawing, graph_parts, layout
 from tests.explained import with_results
 from tests.oracles import attention
+from tests.show.drawings import HOSTILE
 
 DEPTH, TOKENS = 3, ("[CLS]", "Ġthe", "▁keys", "##ing", "are")
 SIZE = len(TOKENS)
@@ -35,26 +36,6 @@ ROLLOUT = af.rollout(GRAPH)
 PATCHES = ("[CLS]", "[REG0]", *(f"{row},{column}" for row in range(2) for column in range(3)))
 VISION = af.raw(af.Attention(attention("flat", 2, 8, np.random.default_rng(1)), tokens=PATCHES))
 PICTURE = np.random.default_rng(2).integers(0, 256, (20, 30, 3)).astype(np.uint8)
-HOSTILE = (
-    "</script><img src=x onerror=alert(1)>",
-    "$x^2$",
-    "$\\frac{",
-    "_",
-    "\"quoted' & <b>",
-    "\U0001f600\U0001f984",
-    "\u05e9\u05dc\u05d5\u05dd",
-    "\u4e2d\u6587",
-    "one\ntwo\ttabs",
-    "\u200b",
-    "\u202eturned",
-    "\ud800",
-    "\x00",
-    "",
-    "  ",
-    "x" * 10_000,
-)
-
-
 EXPLAINED_MODEL = af.explain("the key", importance=())  # what is drawn of it is put in by tests
 
 
