@@ -747,7 +747,7 @@ BAD: list[tuple[Any, str]] = [
         "position 2 was taken out of this graph",
     ),
     (lambda: af.rollout(GRAPH).at(9), "position 9 was not computed"),
-    (lambda: af.flow(GRAPH).at(0, layer=2), "layer 2 was not computed; this result has layers 4"),
+    (lambda: af.flow(GRAPH).at(0, layer=2), "layer must be one of 4, those of this result; got 2"),
     (
         lambda: af.rollout(
             af.AttentionGraph(WEIGHTS, layer_names=tuple("abcd")), normalize="receptive_field"

@@ -299,7 +299,7 @@ def test_only_text_has_source_for_latex(tmp_path: Path) -> None:
         (SCORES, {"exclude": "sinks"}, "a result alone does not know which tokens are sinks"),
         (FOUND, {"names": ["rolout"]}, "unknown score 'rolout'; choose from relevance flow, raw"),
         (FOUND, {"names": []}, "names must be at least one; got none"),
-        (FOUND, {"layer": 9}, "layer 9 was not computed"),
+        (FOUND, {"layer": 9}, "layer must be one of .*; got 9"),
         (FOUND, {"compared_with": "odd"}, "unknown compared_with 'odd'"),
         (
             with_results(FOUND, {}, importance={}),

@@ -283,7 +283,7 @@ def test_results_drawn_together_are_of_one_generation() -> None:
         ([one, replace(one, generated=("a", "b", "c"))], "must be of one generation"),
         (
             [one, replace(one, layers=(1, 3))],
-            "layer 2 was not computed; this result has layers 1, 3",
+            "layer must be one of 1, 3, those of this result; got 2",
         ),
     ):
         with pytest.raises(af.OptionError, match=message):

@@ -754,7 +754,7 @@ def test_results_of_another_shape_than_their_tokens() -> None:
         (lambda: figures.layered_graph(ROLLOUT, position=9), "position 9 was not computed"),
         (
             lambda: figures.layered_graph(ROLLOUT, position=1, layer=7),
-            "layer 7 was not computed; this result has layers 1..3",
+            "layer must be one of 1..3, those of this result; got 7",
         ),
         (
             lambda: figures.layered_graph(ROLLOUT, layer=2),
@@ -780,11 +780,11 @@ def test_results_of_another_shape_than_their_tokens() -> None:
         ),
         (
             lambda: figures.overlay(VISION, PICTURE, layer=4),
-            "layer 4 was not computed; this result has layers 1, 2",
+            "layer must be one of 1, 2, those of this result; got 4",
         ),
         (
             lambda: figures.generation(story(), 5),
-            "layer 5 was not computed; this result has layers 1, 2",
+            "layer must be one of 1, 2, those of this result; got 5",
         ),
         (
             lambda: figures.generation(story(), method="rolout"),
