@@ -17,7 +17,7 @@ from attnflow.edges.norm import normalise_edges
 if TYPE_CHECKING:
     import torch
 
-KEYS = 16  # of one task: a cache line of weights; results do not depend on it
+KEYS = 64  # of one task: four cache lines of weights; results do not depend on it
 
 
 def weigh_contribution(mix: LayerMix) -> "torch.Tensor":
