@@ -47,7 +47,9 @@ def list_named(name: str, of: Explained | None) -> Iterable[int]:
     if name == "none":
         return ()
     if name == "explained" and of is not None:  # a generation explains no position of its prompt
-        return [of.position] if isinstance(of, Explanation | Intervention) else ()
+        if isinstance(of, Intervention):
+            return [of.position]
+        return of.explained if isinstance(of, Explanation) else ()
     if name == "sinks" and isinstance(of, Explanation | Generation | Intervention):
         return [sink.position for sink in of.sinks]
     if of is None or name == "sinks":

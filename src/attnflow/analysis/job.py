@@ -31,6 +31,7 @@ from attnflow.core.request import check_normalize
 from attnflow.edges.edge_weight import EDGES, EdgeWeight, name_result, read_edges
 from attnflow.edges.graphs import drop_attention, refuse_residual
 from attnflow.errors import OptionError
+from attnflow.models.answers import AnswerText, check_answer, check_answer_foil, refuse_beside
 from attnflow.models.attention_weights import check_heads
 from attnflow.models.model import Model
 from attnflow.models.predict import Foil, FoilNumber, check_contrast, number_foil
@@ -169,6 +170,11 @@ class Job:
         alone.
     by_word
         Whether importance is also given by word, and blank-out with its sign.
+    answer
+        The answer of a causal language model that is explained instead of one position: a text or
+        token ids; `foil` is then another answer.
+    span
+        Positions that are explained together, instead of one.
     """
 
     methods: Mapping[str, Method] | None = None
@@ -191,6 +197,8 @@ class Job:
     workers: int = 1
     everywhere: bool = False
     by_word: bool = False
+    answer: AnswerText | None = None
+    span: tuple[int, ...] | None = None
 
     @classmethod
     def read(
@@ -216,6 +224,8 @@ class Job:
         workers: int = 1,
         everywhere: bool = False,
         by_word: bool = False,
+        answer: AnswerText | None = None,
+        span: Numbers | None = None,
     ) -> "Job":
         """Read and check all options; they are described at `Job`."""
         if everywhere and isinstance(position, str) and position != "focal":
@@ -223,7 +233,7 @@ class Job:
         check_heads(heads)
         check_count("workers", workers)
         check_normalize(normalize)
-        aim, against = read_target(target, foil)
+        aim, against = (None, foil) if answer is not None else read_target(target, foil)
         job = cls(
             methods=None if methods is None else read_methods(methods),
             edges=None if edges is None else read_edges(edges),
@@ -246,7 +256,10 @@ class Job:
             workers=workers,
             everywhere=everywhere,
             by_word=by_word,
+            answer=answer,
+            span=None if span is None else tuple(check_integers(span, "span")),
         )
+        job.check_span(target)
         job.check_graph()
         job.check_edges()
         job.check_segments()
@@ -277,6 +290,39 @@ class Job:
             raise OptionError(
                 f"graph and without make graphs of attention; got edges {', '.join(others)} as well"
             )
+
+    @property
+    def explains_span(self) -> bool:
+        """Whether several positions are explained together."""
+        return self.answer is not None or self.span is not None
+
+    def check_span(self, target: TargetOrPair) -> None:
+        """Refuse options that an answer, or a span of positions, does not take."""
+        if not self.explains_span:
+            return
+        position = None if self.position == "focal" else self.position
+        if self.answer is None:
+            refuse_beside("span", position=position)
+        else:
+            refuse_beside("answer", position=position, span=self.span, target=target)
+            check_answer(self.answer)
+        if self.span == ():
+            raise OptionError("span must have at least one position; got none")
+        others = [name for name in self.importance or () if name != "relevance"]
+        if others or self.own_importance:
+            raise OptionError(
+                f"of several tokens together relevance is the only importance; got {others}: leave"
+                " it out, or give importance=['relevance']"
+            )
+        if self.answer is None or self.foil is None:
+            return
+        check_answer_foil(self.foil)
+        for name, weight in (self.edges or {}).items():
+            if weight.carry is not None:
+                raise OptionError(
+                    f"{name} edges carry shares of one answer's logits, not of the difference of"
+                    " two: leave foil out, or use relevance edges"
+                )
 
     def check_segments(self) -> None:
         """Refuse unknown segments of a text, and options that their shares do not take."""
@@ -339,7 +385,8 @@ class Job:
         """The importances to compute, by default the references; none where not available."""
         if not model.predicts or model.is_vision or model.is_encoder_decoder:
             return {}
-        return PAPER_IMPORTANCES if self.importance is None else self.importance
+        default = {} if self.explains_span else PAPER_IMPORTANCES
+        return default if self.importance is None else self.importance
 
     @property
     def own_importance(self) -> dict[str, ImportanceFunction]:
@@ -378,7 +425,7 @@ class Job:
 
     def check_target(self, model: Model) -> tuple[int | None, FoilNumber | None]:
         """The numbers of the class to watch, None for the prediction, and of its foil, if any."""
-        if self.target is None and self.foil is None:
+        if self.answer is not None or (self.target is None and self.foil is None):
             return None, None
         if not model.predicts:
             given = self.target if self.foil is None else (self.target, self.foil)

@@ -20,6 +20,7 @@ from attnflow.core.memory import find_available_memory, format_gigabytes
 from attnflow.core.methods import METHODS, raw, rollout
 from attnflow.core.results import TokenAttention
 from attnflow.edges.edge_weight import EDGES, EdgeWeight
+from attnflow.errors import OptionError
 from attnflow.models.encoded import Encoded
 from attnflow.models.model import Model
 from attnflow.models.predict import Prediction, predict_targets
@@ -70,6 +71,17 @@ def estimate_kept(model: Model, size: int) -> int:
     """The bytes that rows on edges keep of an input: some states per layer and position."""
     width = int(getattr(model.config, "hidden_size", 0))
     return KEPT_STATES * width * size * (model.depth or 1) * 4
+
+
+def check_span_size(encoded: Encoded) -> None:
+    """Refuse a long input whose answer, or span, is to be explained: that needs its graph."""
+    size = len(encoded.tokens)
+    if size > ROWS_ABOVE:
+        raise OptionError(
+            f"an answer or a span is explained in a graph, which is not built above {ROWS_ABOVE:,}"
+            f" tokens; got {size:,}: give the answer's token ids to replay, whose span() takes its"
+            " rows together"
+        )
 
 
 def plan_rows(plan: Plan) -> tuple[Plan, tuple[str, ...]]:

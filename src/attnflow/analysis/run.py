@@ -41,13 +41,15 @@ from attnflow.analysis.job import (
 from attnflow.analysis.long_inputs import (
     BY_ROWS,
     ROWS_ABOVE,
+    check_span_size,
     describe_loss,
     explain_position,
     goes_by_rows,
     plan_long,
     plan_rows,
 )
-from attnflow.capturing.backward import Watch, pair_aims, run_backward
+from attnflow.capturing.answers import run_answer
+from attnflow.capturing.backward import BackwardPass, Watch, pair_aims, run_backward
 from attnflow.capturing.backward_rule import LINEARISED, BackwardRule
 from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
@@ -63,8 +65,16 @@ from attnflow.core.groups import Group, refuse_removed, word_groups
 from attnflow.core.provenance import Source
 from attnflow.core.results import TokenAttention
 from attnflow.core.sinks import sinks
+from attnflow.core.text import join_subwords
 from attnflow.edges.graphs import run_edges, watch_edges
 from attnflow.errors import CaptureError, OptionError
+from attnflow.models.answers import (
+    Answer,
+    check_answer_foil,
+    locate_span,
+    pair_answers,
+    predict_answer,
+)
 from attnflow.models.encoded import Encoded, OneInput, batches
 from attnflow.models.execution import unchanged
 from attnflow.models.model import Model
@@ -97,12 +107,42 @@ class Case:
         The class to watch, instead of the job's.
     foil
         The class to contrast the target with, instead of the job's.
+    span
+        The positions that are explained together, instead of the job's position. Such an input runs
+        alone.
+    answer, against
+        The answer that is explained, and the one that it is contrasted with.
     """
 
     value: OneInput
     encoded: Encoded
     target: int | None = None
     foil: Foil | None = None
+    span: tuple[int, ...] = ()
+    answer: Answer | None = None
+    against: Answer | None = None
+
+    @classmethod
+    def read(cls, model: Model, value: OneInput, job: Job) -> "Case":
+        """An input with its answer or span, by the options of a job."""
+        if job.answer is None:
+            encoded = model.encode(value, truncation=job.truncation)
+            return cls(value, encoded, span=locate_span(model, encoded, job.span))
+        answer, against = pair_answers(
+            model,
+            value,
+            job.answer,
+            check_answer_foil(job.foil),
+            truncation=job.truncation,
+        )
+        return cls(value, answer.encoded, span=answer.span, answer=answer, against=against)
+
+    @property
+    def group(self) -> Group:
+        """The span, named after the answer or its tokens."""
+        tokens = [self.encoded.tokens[position] for position in self.span]
+        name = join_subwords(tokens) if self.answer is None else self.answer.text
+        return Group(name, self.span)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +236,8 @@ class Predicted(Event):
         The prediction, with the class that is watched; None for a model without prediction.
     attention
         The captured attention; None for a long input.
+    span
+        The positions that are explained together; none if one is explained.
     seconds
         The time of the forward pass, for the first input of its batch; 0 for the others.
     """
@@ -206,6 +248,7 @@ class Predicted(Event):
     prediction: Prediction | None
     attention: Attention | None
     seconds: float = 0.0
+    span: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,6 +405,7 @@ def run_graphs(
             reading.prediction,
             reading.attention,
             reading.seconds,
+            reading.case.span,
         )
     for reading in readings:
         yield from run_methods(reading, job, plan)
@@ -411,7 +455,8 @@ class Reading:
     @cached_property
     def asides(self) -> tuple[int, ...]:
         """The positions that are left out of comparisons."""
-        return find_row_asides(self.attention, self.encoded.special, self.position)
+        explained = self.case.span or (self.position,)
+        return find_row_asides(self.attention, self.encoded.special, explained)
 
     @property
     def watched(self) -> WatchedClass:
@@ -433,14 +478,14 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
     inputs = [case.encoded for case in batch.values()]
     targets = [case.target for case in batch.values()]
     foils = [number_foil(model, case.foil) for case in batch.values()]
-    position = job.asked_position
-    places = [model.locate(encoded, position) for encoded in inputs]
+    cases = list(batch.values())
+    places = [locate_case(model, case, job) for case in cases]
     edge_watches = watch_edges(model, plan.weights, pair_aims(targets, foils))
     watches, key = watch_importances(model, job, edge_watches, targets, foils)
     backward = None
     known: list[dict[str, Importance]] = [{} for _ in inputs]
     if watches:
-        backward = run_backward(model, inputs, watches, position=position)
+        backward = differentiate_cases(model, cases, watches, job)
         if WATCH_KEY in watches:
             for each, found in zip(
                 known, read_input_gradients(model, inputs, backward), strict=True
@@ -457,7 +502,9 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
         residual=job.residual,
     )
     predictions: Sequence[Prediction | None] = [None] * len(inputs)
-    if model.predicts:
+    if cases[0].answer is not None:
+        predictions = [predict_answer(model, passed.output, cases[0].answer, cases[0].against)]
+    elif model.predicts:
         logits = model.read_logits(passed.output, list(map(model.logit_position, inputs, places)))
         predictions = predict_targets(model, logits, targets, foils)
     seconds = time.perf_counter() - start
@@ -476,6 +523,26 @@ def read_batch(model: Model, batch: Mapping[int, Case], job: Job, plan: Plan) ->
     ]
 
 
+def locate_case(model: Model, case: Case, job: Job) -> int:
+    """The explained position of an input; the last of a span."""
+    return case.span[-1] if case.span else model.locate(case.encoded, job.asked_position)
+
+
+def differentiate_cases(
+    model: Model, cases: Sequence[Case], watches: Mapping[Hashable, Watch], job: Job
+) -> BackwardPass:
+    """The backward passes of a batch; of an answer or a span, from the sum over its positions."""
+    case = cases[0]
+    if case.answer is not None:
+        return run_answer(model, case.answer, watches, case.against)
+    encoded = [each.encoded for each in cases]
+    if not case.span:
+        return run_backward(model, encoded, watches, position=job.asked_position)
+    aims = pair_aims([case.target], [number_foil(model, case.foil)]) * len(case.span)
+    spans = {key: replace(watch, target=aims) for key, watch in watches.items()}
+    return run_backward(model, encoded, spans, position=case.span)
+
+
 def watch_importances(
     model: Model,
     job: Job,
@@ -492,7 +559,7 @@ def watch_importances(
     chosen = job.choose_importance(model)
     has_gradient = chosen.get("input_gradient") is input_gradient
     has_relevance = chosen.get("relevance") is relevance and len(targets) == 1
-    if not watches and not (has_gradient and has_relevance):
+    if not watches and not (has_relevance and (has_gradient or job.explains_span)):
         return {}, None
     if has_gradient:
         watches[WATCH_KEY] = watch_input(targets, foils)
@@ -517,15 +584,25 @@ def run_methods(reading: Reading, job: Job, plan: Plan) -> Iterator[Event]:
         for choice in choices:
             yield StageStarted(number, choice.name)
             start = time.perf_counter()
-            done = run_choice(choice, graph, reading.position, job)
+            together = reading.case.group if reading.case.span else None
+            done = run_choice(choice, graph, reading.position, job, together)
             notes: tuple[str, ...] = ()
             if job.everywhere:
                 notes = describe_top_row(done, reading.position, reading.asides)
             yield ResultReady(number, done, notes, time.perf_counter() - start)
 
 
-def run_choice(choice: MethodChoice, graph: AttentionGraph, position: int, job: Job) -> MethodRun:
-    """One method on a graph, at the positions and layers of a job."""
+def run_choice(
+    choice: MethodChoice,
+    graph: AttentionGraph,
+    position: int,
+    job: Job,
+    together: Group | None = None,
+) -> MethodRun:
+    """One method on a graph, at the positions and layers of a job.
+
+    together: positions of one row, instead of all others.
+    """
     positions = [position]
     if job.everywhere:
         refuse_removed([position], graph.size, graph.removed)
@@ -539,6 +616,8 @@ def run_choice(choice: MethodChoice, graph: AttentionGraph, position: int, job: 
         "positions": positions,
         "normalize": job.normalize,
     }
+    if together is not None:
+        options["positions"], options["sources"] = None, [together]
     if job.workers != 1:
         options["workers"] = job.workers
     with ignore_notices():  # on all rows; notes are on the row that is shown
@@ -576,11 +655,11 @@ def describe_row(row: TokenAttention, name: str, asides: Sequence[int]) -> tuple
 
 
 def find_row_asides(
-    weights: Attention | AttentionGraph, special: Sequence[bool], position: int
+    weights: Attention | AttentionGraph, special: Sequence[bool], explained: Sequence[int]
 ) -> tuple[int, ...]:
-    """The positions that are left out of comparisons: sinks, special tokens, the explained one."""
+    """The positions that are left out of comparisons: sinks, special tokens, explained ones."""
     marked = {place for place, is_special in enumerate(special) if is_special}
-    return tuple(sorted(marked | {sink.position for sink in sinks(weights)} | {position}))
+    return tuple(sorted(marked | {sink.position for sink in sinks(weights)} | set(explained)))
 
 
 def describe_graphs(graphs: Mapping[str, AttentionGraph]) -> Source:
@@ -601,6 +680,9 @@ def needs_rows(model: Model, job: Job, plan: Plan, case: Case) -> bool:
     Only where rows are available for everything that was named.
     """
     named = () if job.methods is None else job.methods.values()
+    if job.explains_span:
+        check_span_size(case.encoded)
+        return False
     makes_graph = job.graph is not None or job.heads != "mean" or job.normalize is None
     watches = bool(job.importance) or case.target is not None or case.foil is not None
     return (

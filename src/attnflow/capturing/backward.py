@@ -82,18 +82,18 @@ class Gradients:
     Parameters
     ----------
     targets
-        Per sequence, the number of the watched class, or of the two whose difference was watched.
+        Per watched prediction, the number of the class, or of the two whose difference was watched.
     names
-        Per sequence, the label of the target.
+        Per sequence, the label of the target, or of all targets of a span.
     attention
         By the number of the call, [sequence, query, head, width]: with respect to the output of
         that attention. Removing one frees its memory.
     states
         By "words" or "blocks", [sequence, token, width]: with respect to `BackwardPass.states`.
     scores
-        Per sequence, the watched scalar.
+        Per watched prediction, the scalar.
     positions
-        Per sequence, where it was read.
+        Per watched prediction, where it was read.
     biases
         The part of the scores' sum that comes from biases, if the rule is linear throughout and
         "blocks" are wanted; else 0.
@@ -107,6 +107,17 @@ class Gradients:
     positions: tuple[int, ...] = ()
     biases: float = 0.0
 
+    def list_watched(self, place: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """The scores and positions of one sequence, which has several if a span was watched.
+
+        Parameters
+        ----------
+        place
+            The number of the sequence.
+        """
+        part = slice(place, place + 1) if len(self.names) == len(self.scores) else slice(None)
+        return self.scores[part], self.positions[part]
+
 
 @dataclass(frozen=True, eq=False)
 class BackwardPass:
@@ -115,7 +126,7 @@ class BackwardPass:
     Parameters
     ----------
     logits
-        [sequence, class]: the model's scores at the watched positions.
+        [sequence, class]: the model's scores at the watched positions; [position, class] of a span.
     states
         By "words" or "blocks", [sequence, token, width]: the states there.
     gradients
@@ -131,10 +142,11 @@ class BackwardPass:
 class ForwardGraph:
     """A forward pass with its autograd graph."""
 
-    logits: "torch.Tensor"  # [sequence, class]
+    logits: "torch.Tensor"  # [sequence, class], or [position, class] of a span
     attention: "list[torch.Tensor]"  # the output of each attention [sequence, query, head, width]
     states: "dict[str, torch.Tensor]"  # by "words" or "blocks", [sequence, token, width]
     positions: tuple[int, ...]  # where the logits were read
+    sequences: int
     hooks: "RuleHooks"
     lineariser: "Lineariser"
 
@@ -144,18 +156,19 @@ def run_backward(
     inputs: Sequence[Encoded],
     watches: Mapping[Any, Watch],
     *,
-    position: int | None = None,
+    position: int | Sequence[int] | None = None,
 ) -> BackwardPass:
     """One forward pass over some inputs, and one backward pass per watch.
 
     watches: by any key, which `BackwardPass.gradients` has too. position: where the prediction is
-    read; the focal position if None.
+    read; the focal position if None. Several positions are of one input: its targets are one for
+    each, and the sum of their scalars is watched.
     """
     import torch
 
+    count = len(position) if isinstance(position, Sequence) else len(inputs)
     aims = {
-        key: read_targets(model, watch.target, watch.of, len(inputs))
-        for key, watch in watches.items()
+        key: read_targets(model, watch.target, watch.of, count) for key, watch in watches.items()
     }
     with (
         torch.inference_mode(False),
@@ -175,7 +188,10 @@ def run_backward(
 
 @contextmanager
 def run_forward(
-    model: Model, inputs: Sequence[Encoded], watches: Sequence[Watch], position: int | None
+    model: Model,
+    inputs: Sequence[Encoded],
+    watches: Sequence[Watch],
+    position: int | Sequence[int] | None,
 ) -> Iterator[ForwardGraph]:
     """Run the model once; within this context, backward passes through it obey their rules."""
     from attnflow.capturing.linearise import Lineariser
@@ -185,7 +201,10 @@ def run_forward(
     if "attention" in wanted:
         check_gradient_edges(model)
     rules = [watch.rule for watch in watches]
-    places = [model.logit_position(encoded, position) for encoded in inputs]
+    if isinstance(position, Sequence):
+        places = [model.logit_position(inputs[0], each) for each in position]
+    else:
+        places = [model.logit_position(encoded, position) for encoded in inputs]
     names = {module: name for name, module in model.model.named_modules()}
     tokens = len(inputs) * max(len(encoded.tokens) for encoded in inputs)
     # one plain backward pass to the input keeps its blocks: recomputing them costs a third more
@@ -226,7 +245,7 @@ def run_forward(
         with around_blocks.get()():
             logits = model.read_logits(model.model(**arguments), kept)
         is_forward = False
-        yield ForwardGraph(logits, outputs, states, tuple(places), hooks, lineariser)
+        yield ForwardGraph(logits, outputs, states, tuple(places), len(inputs), hooks, lineariser)
 
 
 def check_gradient_edges(model: Model) -> None:
@@ -266,9 +285,10 @@ def differentiate(
         retain_graph=not is_last,
         allow_unused=conserves,  # the anchor has no gradient
     )[: len(wanted)]
+    names = tuple(name_watched(model, each) for each in targets)
     found = Gradients(
         tuple(targets),
-        tuple(name_watched(model, each) for each in targets),
+        (" ".join(names),) if graph.sequences < len(names) else names,
         dict(enumerate(gradients[: len(by_attention)])),
         dict(zip(places, gradients[len(by_attention) :], strict=True)),
         tuple(scores.tolist()),

@@ -29,8 +29,10 @@ from attnflow.cli.options import (
     read_functions,
     read_input,
     read_normalize,
+    read_numbers,
 )
 from attnflow.cli.output import PageOutput, check_out
+from attnflow.core.choices import Choices
 from attnflow.core.fusion import FUSIONS
 from attnflow.core.methods import METHODS
 from attnflow.errors import OptionError
@@ -98,8 +100,23 @@ def explain_command(
         typer.Option(help="The class that importance watches; the prediction by default."),
     ] = None,
     foil: FoilFlags,
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            help="Explain a whole answer of a language model, which continues TEXT as it stands:"
+            " ' Paris, the city of light'; --foil is then another answer."
+        ),
+    ] = None,
+    span: Annotated[
+        str | None,
+        typer.Option(metavar="POSITIONS", help="Explain these positions together: 4,5,6."),
+    ] = None,
     importance: Annotated[
-        bool, typer.Option("--importance", help="Show blank-out and input gradients too.")
+        bool,
+        typer.Option(
+            "--importance",
+            help="Show blank-out and input gradients too; of an answer, relevance.",
+        ),
     ] = False,
     view: ExplanationView,
     graph: GraphFlags,
@@ -114,16 +131,21 @@ def explain_command(
     exclude, reference = view.read_exclude(), view.read_reference(None)
     is_filed, contrast = output.out is not None, foil.read()
     is_watched = importance or target is not None or contrast is not None
+    wanted: Choices | None = ["relevance"] if importance else ()
+    if answer is None and span is None:
+        wanted = None if is_watched or (is_filed and not output.is_picture) else ()
     text = read_input(text)
     explanation = explain(
         text if pair is None else (text, pair),
         model=model,
         methods=None if methods is None else read_functions(methods, METHODS, "method"),
         edges=read_edge_names(edges),
-        importance=None if is_watched or (is_filed and not output.is_picture) else (),
+        importance=wanted,
         position=position,
         target=target,
         foil=contrast,
+        answer=answer,
+        span=read_positions(span),
         normalize=read_normalize(normalize),
         truncation=truncation,
         heads=None if heads and is_filed else "mean",
@@ -145,6 +167,11 @@ def explain_command(
         exclude=exclude,
         reference=reference,
     )
+
+
+def read_positions(text: str | None) -> list[int] | None:
+    """The positions that are explained together, if any."""
+    return None if text is None else read_numbers(text, "--span")
 
 
 def describe_missing_importance(

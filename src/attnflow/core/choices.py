@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from attnflow.core.arrays import Floats
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.groups import Groups
+from attnflow.core.groups import Group, Groups
 from attnflow.core.methods import METHODS
-from attnflow.core.request import Request, Weights
+from attnflow.core.request import Request, Weights, average_sources
 from attnflow.core.results import TokenAttention
 from attnflow.errors import AttnFlowError, OptionError
 
@@ -112,13 +112,14 @@ def read_methods(chosen: Choices) -> dict[str, Method]:
 
 
 class MethodOptions(TypedDict, total=False):
-    """The options of a method; `groups` and `workers` are optional ones."""
+    """The options of a method; `groups`, `sources` and `workers` are optional ones."""
 
     layers: Sequence[int] | None
     positions: Sequence[int] | None
     bottom: int
     normalize: str | None
     groups: Groups | None
+    sources: Sequence[Group] | None
     workers: int
 
 
@@ -127,8 +128,20 @@ def run_method(
 ) -> TokenAttention:
     """Run a method, check its result against the options, and give it this name.
 
-    `groups` and `workers` are handed on to methods that take them.
+    `groups` and `workers` are handed on to methods that take them. Of methods that do not name
+    `sources` the mean of the rows of each is taken.
     """
+    sources = options.get("sources")
+    positions = options.get("positions")
+    if sources is not None:
+        called = find_signature(method)
+        if called is None or "sources" not in called.parameters:
+            options["sources"] = None
+            options["positions"] = [at for source in sources for at in source.positions]
+            return gather_sources(run_method(name, method, graph, **options), sources)
+        positions = [max(source.positions) for source in sources]
+    elif "sources" in options:
+        del options["sources"]
     optional = options.keys() & {"groups", "workers"}
     refused = {option for option in optional if not accepts(method, option)}
     taken = {option: given for option, given in options.items() if option not in refused}
@@ -136,8 +149,21 @@ def run_method(
         result = method(graph, **taken)
     else:
         result = call_own(name, method, graph, **taken)
-        check_result(name, result, graph, options.get("layers"), options.get("positions"))
+        check_result(name, result, graph, options.get("layers"), positions)
     return result if result.method == name else replace(result, method=name)
+
+
+def gather_sources(result: TokenAttention, sources: Sequence[Group]) -> TokenAttention:
+    """A copy whose rows are the means of rows of positions, one source after another."""
+    return replace(
+        result,
+        values=average_sources(result.values, sources),
+        positions=tuple(max(source.positions) for source in sources),
+        queries=tuple(source.name for source in sources),
+        sources=tuple(sources),
+        limits=None,
+        lost=None,
+    )
 
 
 def accepts(function: AnyFunction, option: str) -> bool:

@@ -183,6 +183,15 @@ def sum_groups(values: Floats, groups: Sequence[Group]) -> Floats:
     return np.stack([values[..., list(group.positions)].sum(axis=-1) for group in groups], axis=-1)
 
 
+def name_places(positions: Sequence[int]) -> str:
+    """One position or several for a message.
+
+    >>> name_places([3]), name_places([3, 4, 5])
+    ('position 3', 'positions 3..5')
+    """
+    return f"position{'s' * (len(positions) > 1)} {list_numbers(positions)}"
+
+
 def list_numbers(numbers: Sequence[int]) -> str:
     """Numbers for a message: 1..6 if they are consecutive, else one by one."""
     ordered = sorted(set(numbers))

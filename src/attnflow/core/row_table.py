@@ -9,7 +9,7 @@ import numpy as np
 
 from attnflow.core.arrays import Array, Floats
 from attnflow.core.checks import check_count, check_integers
-from attnflow.core.groups import Group, list_numbers
+from attnflow.core.groups import Group, list_numbers, name_places
 from attnflow.core.io.formatting import VIEW_ROWS
 from attnflow.core.io.tables import ArrayTable, Column
 from attnflow.core.provenance import Source
@@ -150,10 +150,8 @@ class RowTable(ArrayTable):
 
     def _name_row(self) -> str:
         """The first row, for a caption."""
-        where = f"position {self.positions[0]}"
-        if self.sources is not None:
-            where = f"positions {list_numbers(self.sources[0].positions)}"
-        return f"layer {self.layers[0]}, {where} ({show_token(self.queries[0])})"
+        members = self.positions[:1] if self.sources is None else self.sources[0].positions
+        return f"layer {self.layers[0]}, {name_places(members)} ({show_token(self.queries[0])})"
 
 
 def pick_largest(numbers: Floats) -> list[int]:

@@ -1,7 +1,7 @@
 """`EDGES`: edge weights by name; and user-defined ones."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ class EdgeWeight:
         Whether attention to another sequence has edges.
     carry
         Makes edges, which may be negative, of the weights of all layers [layer, query, key], the
-        watched score and its position.
+        watched scores and their positions.
     """
 
     name: str
@@ -76,7 +76,7 @@ class EdgeWeight:
     signed: bool = False
     rerun: bool = False
     cross: bool = True
-    carry: Callable[[Floats, float, int], Floats] | None = None
+    carry: Callable[[Floats, Sequence[float], Sequence[int]], Floats] | None = None
 
     def __post_init__(self) -> None:
         if not all(isinstance(rule, BackwardRule) for rule in self.rules):

@@ -434,7 +434,7 @@ def carry_layers(
     if weight.carry is None:
         return layers
     found = gradients[weight.rules[0]]
-    return weight.carry(layers.astype(np.float64), found.scores[place], found.positions[place])
+    return weight.carry(layers.astype(np.float64), *found.list_watched(place))
 
 
 def reduce_precision(edges: Array) -> Array:

@@ -6,6 +6,7 @@ gradient of gated products (capturing/linearise.py), as layer-wise relevance pro
 Transformers (Ali et al. 2022, AttnLRP, RelP, GIM).
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,15 +40,15 @@ def weigh_signed_relevance(mix: LayerMix) -> "torch.Tensor":
     return attribute(mix).double().sum(dim=0)
 
 
-def carry_relevance(layers: Floats, score: float, position: int) -> Floats:
+def carry_relevance(layers: Floats, scores: Sequence[float], positions: Sequence[int]) -> Floats:
     """[layer, query, key]: the share of its relevance that each node hands on to those below.
 
     layers: [layer, query, key], weights times gradients. A node hands on what it got: to each key
     its part by attention, and the rest to itself, by the residual connection. So rows sum to 1, and
-    the products of edges along all paths from the position, times the score, add up to it.
+    the products of edges along all paths from a position, times its score, add up to it.
     """
     relevance = np.zeros(layers.shape[-1])  # of the nodes of the layer above
-    relevance[position] = score
+    relevance[list(positions)] = scores
     shares = np.empty_like(layers)
     for number in reversed(range(len(layers))):
         handed = layers[number].copy()  # [query, key]

@@ -27,11 +27,12 @@ from attnflow.core.attention import Attention
 from attnflow.core.checks import check_position
 from attnflow.core.choices import Choices
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.groups import Group
+from attnflow.core.groups import Group, check_group, name_group
 from attnflow.core.provenance import Source
 from attnflow.core.request import name_positions
 from attnflow.core.results import TokenAttention
 from attnflow.errors import OptionError
+from attnflow.models.answers import AnswerText
 from attnflow.models.encoded import OneInput, are_many, restore_picture
 from attnflow.models.load import BUNDLED, ModelLike, open_model
 from attnflow.models.model import Model
@@ -53,6 +54,8 @@ def explain(
     position: int | None = None,
     target: TargetOrPair = None,
     foil: Foil | None = None,
+    answer: AnswerText | None = None,
+    span: Sequence[int] | None = None,
     heads: str | None = "mean",
     graph: GraphMaker | None = None,
     residual: float | None = None,
@@ -97,7 +100,14 @@ def explain(
     foil
         A class to contrast the target with: gradient and relevance edges, and importances, watch
         the difference of the two logits. `RUNNER_UP` is the most probable class other than the
-        target.
+        target. With an answer: another answer.
+    answer
+        Of causal language models: a whole answer to explain instead of one token, a text that
+        continues the input as it stands (with its space: " Paris, the city of light"), or token
+        ids. All positions that predict its tokens are explained together, and gradients are of the
+        sum of their logits (docs/answers.md).
+    span
+        Of causal language models: positions to explain together, each with its prediction.
     heads
         "mean", "max" or "min" fuse heads while capturing; None keeps every head, for the page.
     graph
@@ -133,12 +143,14 @@ def explain(
         workers=workers,
         everywhere=True,
         by_word=True,
+        answer=answer,
+        span=span,
     )
     if isinstance(value, Attention | AttentionGraph):
         refuse_model_options(job, model)
         return explain_weights(value, job)
     opened = open_input(value, model)
-    case = Case(value, opened.encode(value, truncation=truncation))
+    case = Case.read(opened, value, job)
     with collect_notices() as notices:
         events = list(run(opened, [case], job))
     return collect_explanation(opened, case, events, notices)
@@ -187,7 +199,7 @@ def explain_events(
             f" {type(value).__name__}: use explain, which takes weights"
         )
     opened = open_input(value, model)
-    return run(opened, [Case(value, opened.encode(value, truncation=job.truncation))], job)
+    return run(opened, [Case.read(opened, value, job)], job)
 
 
 def open_input(value: OneInput, model: "ModelLike | None") -> Model:
@@ -235,6 +247,7 @@ def collect_explanation(
         tokens=(*encoded.tokens, *encoded.decoder_tokens),
         special=(*encoded.special, *[False] * len(encoded.decoder_tokens)),
         position=predicted.position,
+        span=predicted.span,
         prediction=predicted.prediction,
         captured=predicted.attention,
         graph=graph,
@@ -282,6 +295,7 @@ def refuse_model_options(job: Job, model: object) -> None:
     given = {
         "target": job.target,
         "foil": job.foil,
+        "answer": job.answer,
         "truncation": job.truncation or None,
         "importance": list(job.importance or ()) or None,
         "edges": None if edges == ["attention"] else edges,
@@ -299,20 +313,29 @@ def explain_weights(value: Attention | AttentionGraph, job: Job) -> Explanation:
     if isinstance(value, AttentionGraph) and job.graph is not None:
         raise OptionError("a graph is explained as it is, so graph is not used; leave it out")
     graph = value if isinstance(value, AttentionGraph) else job.make_graph(value)
-    if job.asked_position is None:
+    tokens = name_positions(graph)
+    together = None
+    if job.span is not None:
+        places = sorted(check_group(job.span, graph.size, graph.removed, "span"))
+        together = Group(name_group(places, tokens, graph.words), tuple(places))
+        position = places[-1]
+    elif job.asked_position is None:
         position = graph.kept[-1 if graph.causal else 0]
     else:
         position = check_position(job.asked_position, graph.size)
+    span = () if together is None else together.positions
     plan = Plan.make(job.named_methods, ATTENTION)
-    runs = {choice.name: run_choice(choice, graph, position, job) for choice in plan.choices}
-    tokens = name_positions(graph)
-    asides = find_row_asides(value, (), position)
+    runs = {
+        choice.name: run_choice(choice, graph, position, job, together) for choice in plan.choices
+    }
+    asides = find_row_asides(value, (), span or (position,))
     return Explanation(
         text=None,
         model=graph.source.model or "",
         tokens=tokens,
         special=(False,) * len(tokens),
         position=position,
+        span=span,
         prediction=None,
         captured=value if isinstance(value, Attention) else None,
         graph=graph,

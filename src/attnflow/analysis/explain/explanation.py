@@ -16,7 +16,7 @@ from attnflow.core.arrays import Floats
 from attnflow.core.attention import Attention
 from attnflow.core.choices import accepts, run_method
 from attnflow.core.graph import AttentionGraph
-from attnflow.core.groups import Group, sum_groups
+from attnflow.core.groups import Group, name_places, sum_groups
 from attnflow.core.io.files import PICTURES, Writer, check_ending
 from attnflow.core.io.formatting import format_count
 from attnflow.core.io.tables import ArrayTable
@@ -45,7 +45,8 @@ class Explanation(ArrayTable):
     special
         Whether a token is special, such as CLS and SEP.
     position
-        The explained position; by default, the one that the prediction comes from.
+        The explained position; by default, the one that the prediction comes from. The last one of
+        a span.
     prediction
         Label and probability, with the class that importance and gradients watch; None for a model
         without prediction.
@@ -74,6 +75,9 @@ class Explanation(ArrayTable):
         as one bar. Empty for other inputs.
     witnesses
         For a long input: raw attention of positions spread over it, in which sinks are found.
+    span
+        The positions that are explained together: those that predict the tokens of an answer, or
+        those that were given; none if one position is explained. Results then have their one row.
 
     >>> import attnflow as af
     >>> explanation = af.explain("the keys to the house", methods=["rollout"], importance=())
@@ -99,6 +103,12 @@ class Explanation(ArrayTable):
     picture: Floats | None = None
     segments: tuple[Group, ...] = ()
     witnesses: TokenAttention | None = None
+    span: tuple[int, ...] = ()
+
+    @property
+    def explained(self) -> tuple[int, ...]:
+        """The explained positions: those of the span, or the only one."""
+        return self.span or (self.position,)
 
     @property
     def attention(self) -> Attention:
@@ -264,7 +274,8 @@ class Explanation(ArrayTable):
                     done.method,
                     done.graph,
                     layers=[top],
-                    positions=[self.position],
+                    positions=None if result.sources else [self.position],
+                    sources=result.sources,
                     normalize=result.normalize,
                     groups="words" if by_word else self.segments,
                 )
@@ -354,6 +365,8 @@ class Explanation(ArrayTable):
             "position": self.position,
             "notes": self.notes,
         }
+        if self.span:
+            content["span"] = self.span
         for name, result in self.results.items():
             rows = {layer: result.at(self.position, layer).tolist() for layer in result.layers}
             content[name] = {"layers": list(rows), "values": list(rows.values())}
@@ -383,7 +396,7 @@ class Explanation(ArrayTable):
         predicted = (
             "" if self.prediction is None else f", {self.prediction[0]} ({self.prediction[1]:.3f})"
         )
-        where = f"position {self.position}" + (f" of {self.model}" if self.model else "")
+        where = name_places(self.explained) + (f" of {self.model}" if self.model else "")
         return f"<Explanation: {format_count(len(self.tokens), 'token')}, {where}{predicted}>"
 
 

@@ -20,7 +20,7 @@ from attnflow.core.evenness import (
     find_even_spread,
     say_nothing,
 )
-from attnflow.core.groups import Group
+from attnflow.core.groups import Group, name_places
 from attnflow.core.results import TokenAttention
 from attnflow.core.sinks import BoolArray, Sink
 from attnflow.core.text import PATCH_NAME, number_marked, show_token, show_watched
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 NAMED_WORDS = 3  # the maximum number of words that are named ...
 NEARLY = 0.5  # ... each with at least this part of the first one's share
 NOTHING = 0.005  # smaller changes of probability are reported as none
+SMALL_PROBABILITY = 0.01  # a smaller one is shown by its first digit
 LITTLE_SHARE = 0.1  # a smaller rest of a row is reported
 DOUBTFUL = 0.3  # a smaller rank correlation with blank-out is reported as a doubt
 WORD_WIDTH = 40  # the maximum number of characters of a word
@@ -50,7 +51,7 @@ def find_unnamed(explanation: "Explanation") -> set[int]:
 
 def find_asides(explanation: "Explanation") -> tuple[int, ...]:
     """The positions that sentences leave out: sinks, special tokens and the explained one."""
-    return tuple(sorted(find_unnamed(explanation) | {explanation.position}))
+    return tuple(sorted(find_unnamed(explanation) | set(explanation.explained)))
 
 
 def measure_agreement(explanation: "Explanation") -> dict[str, float]:
@@ -141,7 +142,9 @@ def phrase_explanation(explanation: "Explanation") -> tuple[list[str], list[str]
         answer.append("These are rows of attention alone, not of contributions.")
     if explanation.prediction is not None:
         label, probability = explanation.prediction
-        answer.append(f"{quote_text(show_token(label))} {probability:.2f}.")
+        # that of a whole answer may be small
+        form = ".1g" if explanation.span and probability < SMALL_PROBABILITY else ".2f"
+        answer.append(f"{quote_text(show_token(label))} {probability:{form}}.")
     if first:
         answer += phrase_reading(explanation, first)
     if even:
@@ -174,9 +177,9 @@ def phrase_reading(explanation: "Explanation", name: str) -> Iterator[str]:
         alike = phrase_alike(by_token.shares[0, 0], by_token.expected[0, 0] > 0, "tokens")
     read = alike or phrase_read(names, shares, seen, strongest)
     by = "" if name == explanation.first else f"by {name} "
-    who = "it" if explanation.prediction is not None else f"position {explanation.position}"
+    who = "it" if explanation.prediction is not None else name_places(explanation.explained)
     cost = phrase_cost(explanation, row, names, None if alike else named[0])
-    aside = phrase_asides(explanation.special, explanation.sinks, explanation.position)
+    aside = phrase_asides(explanation.special, explanation.sinks, explanation.explained)
     yield f"{begin(f'{by}{who}')} {read}{aside}{cost}."
     at_sinks = row.compared_with("even", exclude=[sink.position for sink in explanation.sinks])
     left = 1 - float(at_sinks.excluded_share[0, 0])
@@ -379,18 +382,18 @@ def phrase_alike(shares: Floats, counts: BoolArray, unit: str) -> str:
 
 
 def phrase_asides(
-    special: Sequence[bool], sinks: Sequence[Sink], position: int | None = None
+    special: Sequence[bool], sinks: Sequence[Sink], explained: Sequence[int] = ()
 ) -> str:
     """Which tokens the shares leave out; empty if none.
 
-    position: the explained one, if it is left out.
+    explained: the explained positions, if they are left out.
 
     >>> phrase_asides([True, False], [Sink(1, ".", 0.5)])
     ', special tokens and sinks aside'
     """
     marked = {at for at, is_special in enumerate(special) if is_special}
     taking = {sink.position for sink in sinks if sink.position < len(special)} - marked
-    own = set() if position is None else {position} - marked - taking
+    own = set(explained) - marked - taking
     kinds = {"special tokens": marked, "sinks": taking, "itself": own}
     named = [kind for kind, held in kinds.items() if held]
     return f", {join_names(named)} aside" if named else ""

@@ -6,6 +6,7 @@ from typing import overload
 
 from attnflow.analysis.importance.importance import Importance
 from attnflow.analysis.importance.watch import Foils, Targets, read_watched
+from attnflow.capturing.answers import run_answer
 from attnflow.capturing.backward import (
     BackwardPass,
     TargetOrPair,
@@ -15,8 +16,15 @@ from attnflow.capturing.backward import (
 )
 from attnflow.capturing.backward_rule import LINEARISED
 from attnflow.capturing.capture import find_source
-from attnflow.models.encoded import AnInput, Encoded, OneInput
-from attnflow.models.load import ModelLike
+from attnflow.models.answers import (
+    AnswerText,
+    check_answer,
+    check_answer_foil,
+    pair_answers,
+    refuse_beside,
+)
+from attnflow.models.encoded import AnInput, Encoded, OneInput, are_many
+from attnflow.models.load import ModelLike, open_model
 from attnflow.models.model import Model
 
 RELEVANCE_KEY = "relevance"  # of its watch in a `BackwardPass`
@@ -29,6 +37,7 @@ def relevance(
     target: Targets = None,
     *,
     foil: Foils = None,
+    answer: AnswerText | None = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> Importance: ...
@@ -39,6 +48,7 @@ def relevance(
     target: Targets = None,
     *,
     foil: Foils = None,
+    answer: AnswerText | None = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> list[Importance]: ...
@@ -48,6 +58,7 @@ def relevance(
     target: Targets = None,
     *,
     foil: Foils = None,
+    answer: AnswerText | None = None,
     position: int | None = None,
     batch_tokens: int | None = None,
 ) -> Importance | list[Importance]:
@@ -67,7 +78,14 @@ def relevance(
         one per input; the predicted one if None.
     foil
         A class whose logit is subtracted, one for all inputs or a list: shares are then of the
-        difference. `RUNNER_UP` is the most probable class other than the target.
+        difference. `RUNNER_UP` is the most probable class other than the target. With an answer:
+        another answer.
+    answer
+        Of causal language models: a text that continues each input as it stands, or token ids.
+        Shares are then of the sum of the logits of all its tokens, and tokens are those of the
+        input and of the answer but its last, which nothing reads. With a foil, shares of the input
+        are the difference and those of the answer its own; those of the foil's own tokens, which
+        are the rest of `score`, are left out.
     batch_tokens
         Unused: inputs run one by one, so that biases are known for each.
 
@@ -77,6 +95,8 @@ def relevance(
     >>> shares.top(1)[0][:2], bool(abs(missing) < 1e-4)
     ((2, 'keys'), True)
     """
+    if answer is not None:
+        return relate_answers(model, inputs, answer, target, foil, position)
     watched = read_watched(model, inputs, target, "relevance", foil)
     results = []
     aims = pair_aims(watched.targets, watched.foils)
@@ -85,6 +105,29 @@ def relevance(
         found = run_backward(watched.model, [encoded], {RELEVANCE_KEY: watch}, position=position)
         results.append(read_relevance(watched.model, encoded, found))
     return watched.unwrap(results)
+
+
+def relate_answers(
+    model: ModelLike,
+    inputs: object,
+    answer: AnswerText,
+    target: Targets,
+    foil: Foils,
+    position: int | None,
+) -> Importance | list[Importance]:
+    """The relevance of each input for an answer, one for all inputs, and its foil."""
+    refuse_beside("answer", target=target, position=position)
+    check_answer(answer)
+    against = check_answer_foil(foil)
+    model = open_model(model)
+    several = are_many(inputs)
+    values: list[OneInput] = list(inputs) if several else [inputs]  # type: ignore[call-overload, list-item]
+    results = []
+    for value in values:
+        said, other = pair_answers(model, value, answer, against)
+        found = run_answer(model, said, {RELEVANCE_KEY: watch_relevance([None])}, other)
+        results.append(read_relevance(model, said.encoded, found))
+    return results if several else results[0]
 
 
 def watch_relevance(targets: Sequence[TargetOrPair]) -> Watch:
@@ -100,15 +143,16 @@ def read_relevance(
     state, gradient = found.states["blocks"].double(), watched.states["blocks"].double()
     values = (state * gradient).sum(dim=-1)[0].cpu().numpy()  # [token]
     probabilities = model.probabilities(found.logits)
+    rows = [numbers[0] for numbers in watched.targets]  # one, or those of an answer's tokens
     return Importance(
         values,
         "relevance",
         encoded.tokens,
         watched.names[0],
-        float(probabilities[0, watched.targets[0][0]]),
+        float(probabilities[range(len(rows)), rows].prod()),
         encoded.words,
         signed=True,
         source=replace(find_source(model), method="relevance", target=watched.names[0]),
-        score=watched.scores[0],
+        score=sum(watched.scores),
         biases=watched.biases,
     )

@@ -123,13 +123,14 @@ def describe_run(
     computed = COMPUTED.get(run.method)
     whole = packed.graphs is not None and packed.graphs[0].weights is not None
     by_itself = computed and whole and graph is not None and graph.residual is not None
+    by_itself = by_itself and result.sources is None  # the page computes rows of one position
     method = PageMethod(
         name=run.name,
         title=title,
         meaning=meaning,
         method=run.name.removeprefix(f"{result.edges} "),
         edges=result.edges,
-        graph=number,
+        graph=None if result.sources else number,  # whose paths begin at one position
         computed=computed if by_itself else None,
         others=compare_with_others(result, tokens) if everywhere else None,
         tiles=pool_tiles(result.values, result.positions) if everywhere else None,
@@ -159,7 +160,8 @@ def add_rows(
     if graph is None:
         return method
     if run.method is flow and graph.depth * graph.size**2 <= FLOWS:
-        flows = find_read_flows(graph, result.at(position), position, tokens)
+        explained = result.select(position).members[0]
+        flows = find_read_flows(graph, result.at(position), explained, tokens)
         method = replace(method, flows=flows)
     return method
 
@@ -223,7 +225,8 @@ def group_rows(
                 run.method,
                 graph,
                 layers=list(run.result.layers),
-                positions=[position],
+                positions=None if run.result.sources else [position],
+                sources=run.result.sources,
                 normalize=run.result.normalize,
                 groups=groups,
             )
@@ -231,9 +234,9 @@ def group_rows(
 
 
 def find_read_flows(
-    graph: AttentionGraph, row: Floats, position: int, tokens: Tokens
+    graph: AttentionGraph, row: Floats, explained: Positions, tokens: Tokens
 ) -> tuple[Flow, ...]:
-    """The maximum flows to the tokens, words and sentences that a position reads most."""
+    """The maximum flows to the tokens, words and sentences that positions read most."""
     units: list[list[Positions]] = [[(place,) for place in range(graph.size)]]
     for unit in (tokens.units.word, tokens.units.sentence):
         units.append([places for places in unit if len(places) > 1])
@@ -244,7 +247,7 @@ def find_read_flows(
         order = np.argsort(-weights, kind="stable").tolist()
         wanted = [at for at in order if weights[at] > 0 and not unwanted & set(targets[at])]
         found += [
-            max_flow(graph, source=(graph.depth, position), target=(0, targets[at]))
+            max_flow(graph, source=(graph.depth, explained), target=(0, targets[at]))
             for at in wanted[:MOST_FLOWS]
         ]
     return tuple(map(pack_flow, found))

@@ -69,6 +69,7 @@ def describe_explanation(explanation: Explanation) -> Page:
         summary=printable(" ".join(phrase_explanation(explanation)[0])),
         prediction=describe_prediction(explanation.prediction),
         position=explanation.position,
+        span=explanation.span or None,
         normalize=runs[0].result.normalize if runs else None,
         methods=tuple(
             describe_run(run, explanation.position, tokens, packed, numbers.get(id(run.graph)))

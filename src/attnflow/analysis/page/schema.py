@@ -375,6 +375,8 @@ class Page:
         Label and probability.
     position
         The explained position; of a generation, the one that predicted its first token.
+    span
+        The positions that are explained together, `position` the last of them; none if one is.
     sinks
         The position and the share of each.
     agreement
@@ -406,6 +408,7 @@ class Page:
     tokens: Tokens = field(metadata=FLAT)
     layers: PageLayers = field(metadata=FLAT)
     graphs: Graphs = field(metadata=FLAT)
+    span: Positions | None = None
     prompt: int | None = None
     probabilities: NumberTuple | None = None
     limits: Limits = field(default_factory=Limits)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnflow.core.arrays import Floats
-from attnflow.core.groups import list_numbers
+from attnflow.core.groups import name_places
 from attnflow.core.io.formatting import VIEW_ROWS, Panel, format_number
 from attnflow.core.io.tables import ArrayTable
 from attnflow.core.provenance import Source
@@ -93,10 +93,9 @@ class MaxFlow(ArrayTable):
             ", ".join(show_token(self.tokens[position]) for position in positions)
             for positions in (self.sources, self.targets)
         )
-        where = f"position{'s' * (len(self.sources) > 1)} {list_numbers(self.sources)}"
         caption = (
-            f"maximum flow {format_number(self.value)} from layer {self.source[0]}, {where}"
-            f" ({starts}) to layer {self.target[0]} ({ends}),"
+            f"maximum flow {format_number(self.value)} from layer {self.source[0]},"
+            f" {name_places(self.sources)} ({starts}) to layer {self.target[0]} ({ends}),"
             f" limited by {len(self.cut)} edges"
         )
         cut_off = f"the {len(places)} strongest of {len(rows):,} edges"

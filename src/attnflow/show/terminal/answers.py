@@ -18,9 +18,10 @@ from attnflow.analysis.generate.generation import Generation
 from attnflow.analysis.generate.prompt_attention import PromptAttention
 from attnflow.core.comparison import Comparison
 from attnflow.core.evenness import say_nothing
+from attnflow.core.groups import name_places
 from attnflow.core.results import TokenAttention
 from attnflow.core.sinks import Sink
-from attnflow.core.text import is_common, show_token, show_watched
+from attnflow.core.text import is_common, show_token, show_tokens, show_watched
 from attnflow.errors import printable
 from attnflow.show.terminal.folding import print_segments
 from attnflow.show.terminal.strips import (
@@ -61,8 +62,9 @@ def print_explanation(
     shown = explanation.depth if layer is None else layer
     asides = find_excluded(exclude, len(explanation.tokens), explanation)
     print_wrapped(console, printable(explanation.summary()), "bold")
-    token = show_token(explanation.tokens[explanation.position])
-    where = f"layer {shown} of {explanation.depth}, position {explanation.position}, {token}"
+    token = " ".join(show_tokens([explanation.tokens[at] for at in explanation.explained]))
+    places = name_places(explanation.explained)
+    where = f"layer {shown} of {explanation.depth}, {places}, {token}"
     print_wrapped(console, f"{where}, read:", "dim")
     if explanation.segments or explanation.graph is None:
         print_segments(console, explanation, shown, asides)

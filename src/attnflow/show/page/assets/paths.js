@@ -104,7 +104,7 @@ function paintPaths() {
 function pathsCaption(shown, targets) {
   const name = targets ? `“${isolated(joined(targets))}”` : "", where = targets && state.pin === null ? " (read most; pin another)" : "";
   if (isImportance()) return "Importance has no paths: choose a method.";
-  if (!shown && isFlow()) return `The maximum flow ${name ? `to ${name} ` : ""}is not in this page: it has those of the ${limits.flows} tokens, words and sentences that position ${data.position} reads most in the top layer; af.max_flow(graph, source=(${state.layer}, ${state.position}), target=(0, ${targets ? `[${targets}]` : "…"})) finds it.`;
+  if (!shown && isFlow()) return `The maximum flow ${name ? `to ${name} ` : ""}is not in this page: it has those of the ${limits.flows} tokens, words and sentences that ${homePhrase()} reads most in the top layer; af.max_flow(graph, source=(${state.layer}, ${data.span ? `[${data.span}]` : state.position}), target=(0, ${targets ? `[${targets}]` : "…"})) finds it.`;
   if (!shown) return "The graph of this method is not in this page.";
   if (isRaw()) return "Raw attention reads one layer down; there are no longer paths.";
   const kept = `${shown.edges.length} edges carry ${percent(shown.carried)}`;

@@ -172,6 +172,7 @@ interface Page extends Tokens, PageLayers, Graphs {
   parts: PageParts | null;
   notes: string[];
   source: string;
+  span?: number[];  // The positions that are explained together, `position` the last of them; none if one is.
   prompt?: number;  // For a generation: the number of prompt tokens.
   probabilities?: number[];  // The probabilities of the generated tokens.
   limits: Limits;

@@ -101,15 +101,23 @@ function whyMissing(method) {
   const numbers = numbersOf(method, state.layer, state.position);
   if (numbers && !Array.prototype.every.call(numbers, Number.isFinite)) return `${label(method)} cannot be drawn here: some of its numbers are not finite`;
   if (removed.has(state.position)) return `Position ${state.position} ${quoted(state.position)} was taken out of the graph`;
-  if (rowOf(method, state.layer, state.position)) return `${label(method)} of whole ${state.unit}s is ${isGeneration ? "not given in a story" : `given for position ${data.position} ${quoted(data.position)} only`}: choose tokens`;
-  return `${label(method)} is given for position ${data.position} ${quoted(data.position)} only`;
+  if (rowOf(method, state.layer, state.position)) return `${label(method)} of whole ${state.unit}s is ${isGeneration ? "not given in a story" : `given for ${homePhrase()} only`}: choose tokens`;
+  return `${label(method)} is given for ${homePhrase()} only`;
+}
+
+/** What the explanation is of, in words: one position, or several together. */
+function homePhrase() {
+  const span = data.span;
+  if (!span || span.length < 2) return `position ${data.position} ${quoted(data.position)}`;
+  const isRange = span[span.length - 1] - span[0] === span.length - 1;
+  return `positions ${isRange ? `${span[0]}–${data.position}` : span.join(", ")} together, ${quoted(span[0])} to ${quoted(data.position)}`;
 }
 
 /** Where the reader stands, in words. */
 function placePhrase() {
   const here = explained();
   if (isGeneration) return here.length > 1 ? `${here.length} tokens of the answer, ${quoted(generatedBy(here[0]))} to ${quoted(generatedBy(here[here.length - 1]))}` : `${quoted(generatedBy(here[0]))}, token ${here[0] - keys + 1} of the answer`;
-  return `position ${state.position} ${quoted(state.position)}`;
+  return state.position === data.position ? homePhrase() : `position ${state.position} ${quoted(state.position)}`;
 }
 
 // ---- the state in the address -----------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ function paintText() {
     each.style.background = colour?.fill ?? "";
     each.style.color = colour?.text ?? "";
     each.classList.toggle("aside", isAside(key) && !state.sinks);
-    each.classList.toggle("explained", !isGeneration && key === state.position);
+    each.classList.toggle("explained", !isGeneration && (key === state.position || (state.position === data.position && Boolean(data.span?.includes(key)))));
     each.setAttribute("aria-selected", String(state.pin !== null && at === places[state.pin]));
   });
   answerElements.forEach((each, choice) => {
