@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import transformers as t
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.decoders import Metaspace as MetaspaceDecoder
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import Metaspace, Whitespace
 from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
 
 VOCABULARY = 60
 PADDING = 1
@@ -204,6 +206,14 @@ def word_tokenizer() -> Any:
         "mask_token": "[MASK]",
     }
     return t.PreTrainedTokenizerFast(tokenizer_object=base, padding_side="left", **names)
+
+
+def space_tokenizer(texts: list[str]) -> Any:
+    """A tokenizer that marks the space before a word, trained on these texts, for the vocabulary of these models."""
+    base = Tokenizer(BPE())
+    base.pre_tokenizer, base.decoder = Metaspace(), MetaspaceDecoder()
+    base.train_from_iterator(texts, BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<end>"]))
+    return t.PreTrainedTokenizerFast(tokenizer_object=base, eos_token="<end>")
 
 
 def count_hooks(model: torch.nn.Module) -> int:

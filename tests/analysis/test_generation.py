@@ -100,7 +100,7 @@ def test_a_real_token_that_is_also_the_padding_is_kept() -> None:
         assert [len(each.tokens) for each in stories] == [4] * len(stories)
 
 
-@pytest.mark.parametrize("name", ["num_return_sequences", "prompt_lookup_num_tokens"])
+@pytest.mark.parametrize("name", ["num_return_sequences", "guidance_scale"])
 def test_what_a_model_itself_is_set_to_is_checked_too(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,24 +252,11 @@ def test_filtering_takes_common_words_punctuation_and_special_tokens_out() -> No
         (lambda: story("llama", heads="sum"), "unknown heads 'sum'"),
         (lambda: story("llama", generation_config={"num_beams": 2}), "must be a GenerationConfig"),
         (lambda: story("llama", inputs_embeds=torch.zeros(1, 2, 32)), "takes no inputs_embeds"),
-        (lambda: story("llama", assistant_model=build("llama")), "takes no assistant_model"),
-        (lambda: story("llama", prompt_lookup_num_tokens=3), "takes no prompt_lookup_num_tokens"),
         (lambda: story("llama", custom_generate="somebody/code"), "takes no custom_generate"),
-        (
-            lambda: story("llama", generation_config=t.GenerationConfig(num_beams=2)),
-            "num_beams must be 1; got 2",
-        ),
-        (
-            lambda: story(
-                "llama", generation_config=t.GenerationConfig(prompt_lookup_num_tokens=2)
-            ),
-            "takes no prompt_lookup_num_tokens",
-        ),
         (
             lambda: story("llama", max_new_tokens=0),
             "max_new_tokens must be a whole number, at least 1; got 0",
         ),
-        (lambda: story("llama", num_beams=3), "num_beams must be 1; got 3"),
         (lambda: story("llama", num_return_sequences=2), "num_return_sequences must be 1; got 2"),
         (
             lambda: story("llama", max_new_tokens=35),

@@ -489,6 +489,15 @@ def test_images_take_cuts_and_heads(family: str) -> None:
 # ---- pictures and pages --------------------------------------------------------------------------
 
 
+def test_a_model_that_guesses_tokens_by_itself_is_refused_while_generating(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = af.Model(build("llama"))
+    monkeypatch.setattr(model.model.generation_config, "prompt_lookup_num_tokens", 2)
+    with pytest.raises(af.OptionError, match="has it guess tokens"):
+        af.intervene(model, [5, 6, 7], heads_off=[(1, 0)], max_new_tokens=2)
+
+
 def test_pictures_and_pages_show_both_rows(tmp_path: Path) -> None:
     result = af.intervene("verb-number", SENTENCE, blank="keys", cut=[(6, 0, 5)])
     before, after = result.by("rollout")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import attnflow as af
 from attnflow.analysis.generate.spans import find_offsets, find_span
 from attnflow.core.methods import roll_span
-from tests.families import DECODERS, build, word_tokenizer
+from tests.families import DECODERS, build, space_tokenizer, word_tokenizer
 from tests.oracles import Floats
 
 PROMPT = [7, 23, 41, 9, 55, 12]
@@ -32,24 +33,17 @@ def story() -> af.Generation:
 
 def step_by_step(model: Any, prompt: list[int], answer: list[int]) -> tuple[list[Any], list[float]]:
     """Eager attention with a cache, one token at a time: per step and layer, [head, query, key]; and probabilities."""
-    model = model.eval()
-    known = model.config._attn_implementation
+    model = deepcopy(model).eval()  # transformers leaves hooks in a model that returned attention
     model.set_attn_implementation("eager")
     steps, probabilities, cache = [], [], None
-    try:
-        for given, new in zip([prompt, *([token] for token in answer[:-1])], answer, strict=True):
-            with torch.no_grad():
-                output = model(
-                    torch.tensor([given]),
-                    past_key_values=cache,
-                    use_cache=True,
-                    output_attentions=True,
-                )
-            cache = output.past_key_values
-            steps.append([layer[0].double().numpy() for layer in output.attentions])
-            probabilities.append(float(output.logits[0, -1].double().softmax(-1)[new]))
-    finally:
-        model.set_attn_implementation(known)
+    for given, new in zip([prompt, *([token] for token in answer[:-1])], answer, strict=True):
+        with torch.no_grad():
+            output = model(
+                torch.tensor([given]), past_key_values=cache, use_cache=True, output_attentions=True
+            )
+        cache = output.past_key_values
+        steps.append([layer[0].double().numpy() for layer in output.attentions])
+        probabilities.append(float(output.logits[0, -1].double().softmax(-1)[new]))
     return steps, probabilities
 
 
@@ -196,7 +190,7 @@ def test_one_row_carried_down_is_the_mean_of_rows_of_any_edges(seed: int) -> Non
 TEXT = " Paris, the city of light. 🗝 naïve café: “yes” isn't it"
 
 
-def byte_pieces() -> Tokenizer:
+def byte_pieces() -> Any:
     """Bytes as letters, of which a character takes up to four (GPT-2, Llama 3)."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -206,22 +200,12 @@ def byte_pieces() -> Tokenizer:
         vocab_size=280, initial_alphabet=alphabet, special_tokens=["<end>"]
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    return tokenizer
+    return t.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
-def marked_spaces() -> Tokenizer:
-    """A mark for the space before a word, which is dropped where a text begins (Llama 2)."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<end>"])
-    tokenizer.train_from_iterator([TEXT], trainer)
-    return tokenizer
-
-
-@pytest.mark.parametrize("make", [byte_pieces, marked_spaces])
-def test_the_places_of_tokens_are_those_of_the_tokenizer(make: Callable[[], Tokenizer]) -> None:
-    tokenizer = t.PreTrainedTokenizerFast(tokenizer_object=make(), eos_token="<end>")
+@pytest.mark.parametrize("make", [byte_pieces, lambda: space_tokenizer([TEXT])])
+def test_the_places_of_tokens_are_those_of_the_tokenizer(make: Callable[[], Any]) -> None:
+    tokenizer = make()
     text = TEXT if make is byte_pieces else TEXT.strip()
     given = tokenizer(text, return_offsets_mapping=True)
     ids = given["input_ids"]

@@ -189,11 +189,6 @@ def test_families_outside_of_the_interface_are_refused_by_name(family: str) -> N
         af.attention_graph(model, IDS, edges="value_zeroing")
 
 
-def test_generation_refuses_to_run_layers_again() -> None:
-    with pytest.raises(af.OptionError, match="which a cache does not allow; use them in explain"):
-        af.generate(build("llama"), IDS, max_new_tokens=2, edges=["value_zeroing"])
-
-
 def test_a_list_gives_what_single_inputs_give() -> None:
     bundled = af.load("verb-number")
     texts = ["the key to the cabinets", "the old keys", "the man who has the dogs that bark"]

@@ -53,20 +53,18 @@ class ObservedLayer:
 
 
 Finish = Callable[[int, ObservedLayer], None]
-GiveUp = Callable[[CaptureError], None]
 AnyLayer = TypeVar("AnyLayer", bound=TappedLayer)
 Begin = Callable[[Wiring, AttentionCall, "torch.Tensor"], AnyLayer]
 
 
 @contextmanager
 def follow_layers(
-    model: Model, finish: Finish, heads: str | None = "mean", give_up: GiveUp | None = None
+    model: Model, finish: Finish, heads: str | None = "mean"
 ) -> Iterator[list[LayerWeights]]:
     """Within this context, call `finish(number, layer)` for each attention layer of this thread.
 
-    Numbers continue over the steps of a generation. Yields a list that is filled with the weights
-    of each attention call, heads fused, or of every head if None. give_up: called if a layer cannot
-    be followed; the run goes on then, and only weights are recorded.
+    Yields a list that is filled with the weights of each attention call, heads fused, or of every
+    head if None.
     """
     import torch
 
@@ -92,7 +90,7 @@ def follow_layers(
         weights = torch.nan_to_num_(weights)
         return ObservedLayer(wiring, weights, values, residual)
 
-    with follow_calls(model, begin, finish, record, give_up):
+    with follow_calls(model, begin, finish, record):
         yield recorded
 
 
@@ -102,19 +100,18 @@ def follow_calls(
     begin: Begin[AnyLayer],
     finish: Callable[[int, AnyLayer], None],
     record: Callable[[AttentionCall], None] | None = None,
-    give_up: GiveUp | None = None,
 ) -> Iterator[None]:
     """Within this context, follow each attention call of this thread through its layer.
 
     begin: makes a layer of a call and of the residual stream before it [sequence, query, model
     width]; finish: called with the layer's number and the layer, once all its states are observed.
-    record: called with each call before its layer begins. give_up: as for `follow_layers`.
+    record: called with each call before its layer begins.
     """
     wirings = find_wirings(model)
     modules = dict(model.model.named_modules())
     names = {module: name for name, module in modules.items()}
     taps = {tap for wiring in wirings for tap in wiring.taps}
-    follower = Follower(wirings, begin, finish, record, give_up)
+    follower = Follower(wirings, begin, finish, record)
 
     def before(
         module: "torch.nn.Module", given: tuple[object, ...], named: dict[str, object]
@@ -142,11 +139,8 @@ class Follower(Generic[AnyLayer]):
         begin: Begin[AnyLayer],
         finish: Callable[[int, AnyLayer], None],
         record: Callable[[AttentionCall], None] | None,
-        give_up: GiveUp | None,
     ) -> None:
-        self.wirings, self.begin, self.finish = wirings, begin, finish
-        self.record, self.give_up = record, give_up
-        self.has_failed = False
+        self.wirings, self.begin, self.finish, self.record = wirings, begin, finish, record
         self.latest: dict[Tap, torch.Tensor] = {}
         self.layer: AnyLayer | None = None  # has attended, and is not finished
         self.done = 0
@@ -160,31 +154,13 @@ class Follower(Generic[AnyLayer]):
         """Begin a layer with its attention call."""
         if self.record is not None:
             self.record(call)
-        with self.guard():
-            self.start(call)
-
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Where following may be given up, leave the run alone if it fails within this context."""
-        try:
-            yield
-        except CaptureError as error:
-            if self.give_up is None:
-                raise
-            self.has_failed, self.layer = True, None
-            self.give_up(error)
-
-    def start(self, call: AttentionCall) -> None:
-        """Begin a layer, unless following was given up."""
-        if self.has_failed:
-            return
         if self.layer is not None or self.wiring.attention != call.name:
             raise CaptureError(f"{call.name} attended otherwise than when the model was traced")
         self.layer = self.begin(self.wiring, call, self.latest[self.wiring.residual])
 
     def observe(self, tap: Tap, state: "torch.Tensor | None") -> None:
         """Keep a state, and finish the layer if it is its last."""
-        if state is None or self.has_failed or not is_following.get():
+        if state is None or not is_following.get():
             return
         self.latest[tap] = state.detach()
         layer = self.layer
@@ -193,14 +169,11 @@ class Follower(Generic[AnyLayer]):
         layer.states[tap] = state.detach()
         if tap == self.wiring.taps[-1]:
             self.layer = None
-            with self.guard():
-                self.finish(self.done, layer)
-                self.done += 1
+            self.finish(self.done, layer)
+            self.done += 1
 
     def check_end(self) -> None:
         """Refuse a run in which a layer was not finished."""
-        if self.has_failed:
-            return
         finished = self.done % len(self.wirings)
         if self.layer is not None or not self.done or finished:
             raise CaptureError(

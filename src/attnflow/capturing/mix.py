@@ -104,7 +104,6 @@ class SequenceSlice:
 
     rows: slice  # of the queries
     columns: slice  # of the keys
-    own: int = 0  # the key, among these, that is the first query itself
 
 
 def make_mix(
@@ -148,7 +147,7 @@ def make_mix(
         vectors=wiring.make_vectors(values, reader) if vectors is None else vectors,
         residual=parts.residual,
         stream=parts.stream,
-        own=part.own + torch.arange(len(parts.residual), device=attention.device),
+        own=torch.arange(len(parts.residual), device=attention.device),
     )
     return add_own_keys(mix) if wiring.crosses else mix
 

@@ -1,6 +1,8 @@
 """`generate`: a prompt in; generated tokens out, with the attention that they were chosen by.
 
-The model generates as usual, with its own cache, while the fused rows of each step are recorded.
+The model generates as usual, and then reads prompt and answer in one pass: that costs a fraction of
+weighing edges in every step. Where attention is all that is wanted, it is recorded while the model
+generates, with its own cache, which is cheaper still.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,28 +11,30 @@ from typing import Any, overload
 
 import numpy as np
 
-from attnflow.analysis.generate.edges import GraphEdges, RowEdges, TokenEdges
+from attnflow.analysis.generate.edges import RowEdges, TokenEdges
 from attnflow.analysis.generate.generation import Generation
 from attnflow.analysis.generate.replay import (
     OnePrompt,
+    describe_answer,
     open_language_model,
     read_foil_of_tokens,
     read_prompts,
+    replay_answers,
 )
 from attnflow.analysis.generate.sampling import (
-    Continuation,
     check_generation_options,
+    has_plain_steps,
     pad_prompts,
     read_continuations,
+    sample_answers,
     sample_tokens,
 )
-from attnflow.analysis.job import FIRST_WHILE_GENERATING, Job, Plan, describe_missing_edges
+from attnflow.analysis.job import FIRST_WHILE_GENERATING, Job, Plan
 from attnflow.analysis.long_inputs import find_segments, goes_by_rows, plan_rows
 from attnflow.capturing.capture import assemble_stack, check_mixers
-from attnflow.capturing.follow import follow_layers
 from attnflow.core.checks import check_count
 from attnflow.core.choices import Choices
-from attnflow.edges.steps import StepEdges, refuse_reruns, split_edges
+from attnflow.edges.graphs import drop_attention
 from attnflow.errors import CaptureError, OptionError
 from attnflow.models.attention_calls import (
     LayerWeights,
@@ -45,6 +49,7 @@ from attnflow.models.encoded import Encoded
 from attnflow.models.load import ModelLike
 from attnflow.models.model import Model
 from attnflow.models.predict import Foil, FoilNumber
+from attnflow.models.wiring.find import find_wirings
 from attnflow.rows.cache import CachedLayers
 
 
@@ -93,8 +98,9 @@ def generate(
         model.
     prompt
         A text, token ids, or the messages of a chat, as `Model.encode` reads them; or a list of
-        them, which gives a list. Above 2,048 tokens no graph is built: raw attention and rollout
-        are computed as rows on demand, and flow is left out.
+        them, which gives a list. Above 2,048 tokens (of the prompt; if one pass reads it, together
+        with the answer) no graph is built: raw attention and rollout are computed as rows on
+        demand, and flow is left out.
     max_new_tokens
         The maximum number of tokens.
     heads
@@ -109,8 +115,9 @@ def generate(
         and relevance): they then watch the difference of the two logits. `RUNNER_UP` is the most
         probable token other than the generated one.
     options
-        Options of the model's own `generate`: do_sample, temperature, eos_token_id, ... Beams and
-        assisted decoding are refused.
+        Options of the model's own `generate`: do_sample, temperature, eos_token_id, num_beams,
+        assistant_model, stop_strings, ... Refused are inputs_embeds, guidance_scale, code of third
+        parties, and several sequences per prompt.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2))
@@ -125,12 +132,15 @@ def generate(
     check_new_tokens(model, prompts, max_new_tokens)
     plan = job.plan(model, FIRST_WHILE_GENERATING)
     against = read_foil_of_tokens(model, job, plan)
-    refuse_reruns(plan.weights)
     options |= {"max_new_tokens": max_new_tokens}
     weights = plan.weights.values()
-    is_long = [heads == "mean" and goes_by_rows(model, len(each.ids), weights) for each in prompts]
-    short = [each.ids for each, long in zip(prompts, is_long, strict=True) if not long]
-    batch = iter(generate_batch(model, short, heads, options, plan, against) if short else ())
+    plain = has_plain_steps(model, options)
+    keeps_rows = plain and heads == "mean"
+    is_long = [keeps_rows and goes_by_rows(model, len(each.ids), weights) for each in prompts]
+    short = [each for each, long in zip(prompts, is_long, strict=True) if not long]
+    in_pass = [weight for weight in drop_attention(plan.weights).values() if not weight.rules]
+    make = record_answers if plain and not in_pass else sample_and_replay
+    batch = iter(make(model, short, heads, options, plan, against) if short else ())
     generations = [
         generate_long(model, each, options, plan) if long else next(batch)
         for each, long in zip(prompts, is_long, strict=True)
@@ -149,87 +159,66 @@ def check_new_tokens(model: Model, prompts: Sequence[Encoded], max_new_tokens: i
         )
 
 
-# ---- prompts with a graph -----------------------------------------------------------------------
-
-
-def generate_batch(
+def sample_and_replay(
     model: Model,
-    prompts: Sequence[tuple[int, ...]],
+    prompts: Sequence[Encoded],
     heads: str | None,
     options: Mapping[str, object],
     plan: Plan,
     foil: FoilNumber | None = None,
 ) -> list[Generation]:
-    """Generate from prompts in one batch, and record attention and edges at each step.
+    """Generate from prompts as the model does by itself, and read all in one pass."""
+    check_mixers(model)
+    if plan.first is None and drop_attention(plan.weights):
+        find_wirings(model)  # edges that are not available are refused before
+    answers = sample_answers(model, [prompt.ids for prompt in prompts], options)
+    return replay_answers(model, prompts, answers, heads, plan, foil)
 
-    Default edges that turn out not to be available are left out, with a note. foil: what edges that
-    watch generated tokens contrast them with.
+
+# ---- attention alone, recorded while generating -------------------------------------------------
+
+
+def record_answers(
+    model: Model,
+    prompts: Sequence[Encoded],
+    heads: str | None,
+    options: Mapping[str, object],
+    plan: Plan,
+    foil: FoilNumber | None = None,
+) -> list[Generation]:
+    """Generate from prompts in one batch, and record attention at each step.
+
+    foil: what edges that watch generated tokens contrast them with.
     """
     check_mixers(model)
-    length, pads = pad_prompts(prompts)
-    in_steps, watching = split_edges(plan.weights)
-    steps, notes = None, list[str]()
+    given = [prompt.ids for prompt in prompts]
+    length, pads = pad_prompts(given)
     watch = record_weights(model.model, heads)
-    if in_steps:
-        try:
-            steps = StepEdges(model, in_steps, pads, length, heads)
-        except CaptureError as error:  # before anything is generated
-            if plan.first is None:
-                raise
-            notes.append(describe_missing_edges(plan.first, error))
-            plan = plan.drop_first()
-    if steps is not None:
-        give_up = None if plan.first is None else steps.give_up
-        watch = follow_layers(model, steps.add_layer, heads, give_up)
     outside = not model.probe.interface
-    output, calls = sample_tokens(model, prompts, options, watch, output_attentions=outside)
+    output, calls = sample_tokens(model, given, options, watch, output_attentions=outside)
     if outside:
         calls = [
             LayerWeights("", fuse(restore_rows(layer), heads).cpu().numpy(), None, None)
             for step in output.attentions
             for layer in step
         ]
-    continuations = read_continuations(model, prompts, output, options)
-    if steps is not None and steps.failure is not None:
-        notes.append(describe_missing_edges(str(plan.first), steps.failure))
-        steps, plan = None, plan.drop_first()
+    continuations = read_continuations(model, given, output, options)
     layers = join_steps(model, calls, length, len(output.logits))
     generations = []
-    for place, (ids, new) in enumerate(zip(prompts, continuations, strict=True)):
-        generation = describe_continuation(model, ids, new)
+    for place, (ids, new) in enumerate(zip(given, continuations, strict=True)):
         size = len(ids) + len(new.ids) - 1  # the last token was not read
-        names = (*generation.prompt, *generation.tokens)[:size]
-        graphs = {} if steps is None else steps.make_graphs(place, size, names)
-        every = (*ids, *new.ids)
         span = slice(pads[place], pads[place] + size)
         generation = replace(
-            generation,
+            describe_answer(model, ids, *new),
             captured=assemble_stack(model, layers, place, span, heads),
             other_edges={
-                **{name: GraphEdges(name, graph) for name, graph in graphs.items()},
-                **{
-                    name: TokenEdges(model, every, len(ids), weight, foil)
-                    for name, weight in watching.items()
-                },
+                name: TokenEdges(model, (*ids, *new.ids), len(ids), weight, foil)
+                for name, weight in drop_attention(plan.weights).items()
             },
-            notes=tuple(notes),
             shown=plan.choices,
         )
         generations.append(generation)
     return generations
-
-
-def describe_continuation(model: Model, prompt: tuple[int, ...], new: Continuation) -> Generation:
-    """The tokens of a generation, their probabilities and text, without attention."""
-    tokenizer = model.tokenizer
-    return Generation(
-        text="" if tokenizer is None else tokenizer.decode(new.ids, skip_special_tokens=True),
-        tokens=model.names(new.ids),
-        probabilities=new.probabilities,
-        prompt=model.names(prompt),
-        captured=None,
-        special=frozenset(map(str, getattr(tokenizer, "all_special_tokens", ()))),
-    )
 
 
 def join_steps(
@@ -281,7 +270,7 @@ def generate_long(
     encoded = model.encode([*prompt.ids, *new.ids[:-1]])
     layers = cached.join(len(encoded.ids))
     return replace(
-        describe_continuation(model, prompt.ids, new),
+        describe_answer(model, prompt.ids, *new),
         other_edges={
             name: RowEdges(model, encoded, weight, layers if name == "attention" else None)
             for name, weight in plan.weights.items()

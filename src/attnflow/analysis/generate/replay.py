@@ -90,7 +90,9 @@ def replay(
     model = open_language_model(model, "replay")
     prompts, many = read_prompts(model, prompt, "replay")
     answers = read_all_answers(model, answer_ids, prompts, many)
-    generations = replay_answers(model, prompts, answers, job)
+    plan = job.plan(model, FIRST_WHILE_GENERATING)
+    against = read_foil_of_tokens(model, job, plan)
+    generations = replay_answers(model, prompts, answers, heads, plan, against)
     return generations if many else generations[0]
 
 
@@ -191,26 +193,30 @@ def read_foil_of_tokens(model: Model, job: Job, plan: Plan) -> FoilNumber | None
 
 
 def replay_answers(
-    model: Model, prompts: Sequence[Encoded], answers: Sequence[tuple[int, ...]], job: Job
+    model: Model,
+    prompts: Sequence[Encoded],
+    answers: Sequence[tuple[int, ...]],
+    heads: str | None,
+    plan: Plan,
+    foil: FoilNumber | None = None,
 ) -> list[Generation]:
     """What was generated after each prompt, with the attention of one pass over both.
 
-    Short ones run in batches, and long ones alone, without a graph.
+    Short ones run in batches, and long ones alone, without a graph. foil: what edges that watch
+    generated tokens contrast them with.
     """
-    plan = job.plan(model, FIRST_WHILE_GENERATING)
-    foil = read_foil_of_tokens(model, job, plan)
     cases = [Answered.join(model, *each) for each in zip(prompts, answers, strict=True)]
     made: dict[int, Generation] = {}
     short: list[int] = []
     for number, case in enumerate(cases):
-        if job.heads == "mean" and goes_by_rows(model, case.size, plan.weights.values()):
+        if heads == "mean" and goes_by_rows(model, case.size, plan.weights.values()):
             made[number] = replay_long(model, case, plan)
         else:
             short.append(number)
     for places in batches([cases[number].whole for number in short], model.batch_tokens):
         numbers = [short[place] for place in places]
         batch = [cases[number] for number in numbers]
-        made |= dict(zip(numbers, replay_batch(model, batch, job, plan, foil), strict=True))
+        made |= dict(zip(numbers, replay_batch(model, batch, heads, plan, foil), strict=True))
     return [made[number] for number in range(len(cases))]
 
 
@@ -239,7 +245,11 @@ class Answered:
 
 
 def replay_batch(
-    model: Model, cases: Sequence[Answered], job: Job, plan: Plan, foil: FoilNumber | None
+    model: Model,
+    cases: Sequence[Answered],
+    heads: str | None,
+    plan: Plan,
+    foil: FoilNumber | None,
 ) -> list[Generation]:
     """Run a batch once, and make a graph of each kind of edges.
 
@@ -251,7 +261,7 @@ def replay_batch(
     def run_pass() -> EdgePass:
         in_pass = {name: weight for name, weight in plan.weights.items() if not weight.rules}
         with unchanged(model.model):
-            return run_edges(model, inputs, in_pass, job.heads, logits=kept)
+            return run_edges(model, inputs, in_pass, heads, logits=kept)
 
     try:
         passed, graphs = run_pass()
@@ -267,7 +277,8 @@ def replay_batch(
         ids, size = (*case.whole.ids, case.answer[-1]), len(case.prompt.ids)
         _, places = keep_logits(model, {}, kept)
         at = [places[kept.index(position)] for position in case.positions]
-        generation = describe_answer(model, case, passed.output, row, at)
+        likely = read_probabilities(model, passed.output, row, at, case.answer)
+        generation = describe_answer(model, case.prompt.ids, case.answer, likely)
         generations.append(
             replace(
                 generation,
@@ -296,8 +307,9 @@ def replay_long(model: Model, case: Answered, plan: Plan) -> Generation:
 
     output = run_layers(model, case.whole, keep, logits_at=case.positions)
     _, places = keep_logits(model, {}, case.positions)
+    likely = read_probabilities(model, output, 0, places, case.answer)
     return replace(
-        describe_answer(model, case, output, 0, places),
+        describe_answer(model, case.prompt.ids, case.answer, likely),
         other_edges={
             name: RowEdges(model, case.whole, weight, layers if name == "attention" else None)
             for name, weight in plan.weights.items()
@@ -308,28 +320,38 @@ def replay_long(model: Model, case: Answered, plan: Plan) -> Generation:
     )
 
 
-def describe_answer(
-    model: Model, case: Answered, output: Any, row: int, places: Sequence[int]
-) -> Generation:
-    """The tokens of an answer, their probabilities and text, without attention.
+def read_probabilities(
+    model: Model, output: Any, row: int, places: Sequence[int], answer: Sequence[int]
+) -> tuple[float, ...]:
+    """The probability of each token of an answer, from one row of the model's output.
 
-    places: where the logits that predicted them are in this row of the output.
+    places: where the logits that predicted the tokens are.
     """
     import torch
 
     logits = output.logits[row, list(places)].float()  # [generated, token]
-    chosen = torch.tensor(case.answer, device=logits.device)
+    chosen = torch.tensor(answer, device=logits.device)
     probabilities = logits.softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
     if not torch.isfinite(probabilities).all():
         raise CaptureError(f"the scores of {model.name} must be finite; got NaN or infinity")
+    return tuple(probabilities.tolist())
+
+
+def describe_answer(
+    model: Model,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    probabilities: tuple[float, ...],
+) -> Generation:
+    """The tokens of a generation, their probabilities and text, without attention."""
     tokenizer = model.tokenizer
-    text = "" if tokenizer is None else tokenizer.decode(case.answer, skip_special_tokens=True)
+    text = "" if tokenizer is None else tokenizer.decode(answer, skip_special_tokens=True)
     return Generation(
         text=text,
-        tokens=model.names(case.answer),
-        probabilities=tuple(probabilities.tolist()),
-        prompt=model.names(case.prompt.ids),
+        tokens=model.names(answer),
+        probabilities=probabilities,
+        prompt=model.names(prompt),
         captured=None,
         special=frozenset(map(str, getattr(tokenizer, "all_special_tokens", ()))),
-        offsets=find_offsets(tokenizer, case.answer, text),
+        offsets=find_offsets(tokenizer, answer, text),
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, overload
 
 from attnflow.analysis.generate.sampling import (
     check_generation_options,
+    has_plain_steps,
     read_continuations,
     sample_tokens,
 )
@@ -200,6 +201,11 @@ def check_generates(model: Model, encoded: Encoded, count: int) -> None:
         )
     check_interface(model)
     check_generation_options(model, {})
+    if not has_plain_steps(model, {}):
+        raise OptionError(
+            "an intervention follows steps of one token each, and the generation_config of"
+            f" {model.name} has it guess tokens or read the prompt in chunks: switch that off there"
+        )
     size = len(encoded.ids)
     if model.max_length is not None and size + count > model.max_length:
         raise OptionError(
