@@ -993,7 +993,7 @@ def test_an_output_that_nobody_reads_is_no_traceback(arguments: str, where: str)
     [
         (["evaluate", "nosuch.tsv"], "nosuch.tsv"),
         (["evaluate", "empty.tsv"], "empty.tsv holds no examples"),
-        (["evaluate", "texts.tsv", "--statistic", "pearson"], "unknown statistic 'pearson'"),
+        (["evaluate", "texts.tsv", "--statistic", "pearson"], "unknown --statistic 'pearson'"),
         (["evaluate", "texts.tsv", "--undefined", "nan"], "unknown --undefined nan"),
         (["evaluate", "texts.tsv", "--target-of", "odds"], "unknown --target-of odds"),
         (["evaluate", "texts.tsv", "--faithfulness", "fidelity"], "unknown metric 'fidelity'"),
