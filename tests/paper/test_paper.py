@@ -315,7 +315,7 @@ def test_the_table_commands_write_both_forms_where_they_are_told(
         (["reproduce", "table1", "--data", "{folder}/missing"], "does not exist"),
         (["reproduce", "table1", "--out", "{folder}/no/such"], "does not exist"),
         (["reproduce", "table1", "--model", "{folder}/classifier"], "of a verb-number model"),
-        (["reproduce", "table2", "--limit", "2", "--reduce", "max"], "unknown reduce 'max'"),
+        (["reproduce", "table2", "--limit", "2", "--reduce", "max"], "unknown --reduce 'max'"),
         (["reproduce", "table1", "--side", "left"], "unknown side 'left'; choose from test, dev"),
         (["reproduce", "table1", "--model", ","], "table1 needs a verb-number model; got ','"),
         (

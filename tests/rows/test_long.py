@@ -949,8 +949,8 @@ def test_the_command_shows_a_table_with_bars_and_writes_files(
         (["bad.json", "--by", "turns"], "must hold a list of messages"),
         (["latin.txt"], "a text cannot be read"),
         (["words.txt", "--out", "w.html"], "w.html"),
-        (["words.txt", "--layer", "9"], "layers must be from 1 to 3; got 9"),
-        (["words.txt", "--position", "99"], "positions must be from -17 to 16; got 99"),
+        (["words.txt", "--layer", "9"], "--layer must be from 1 to 3; got 9"),
+        (["words.txt", "--position", "99"], "--position must be from -17 to 16; got 99"),
     ],
 )
 def test_a_bad_command_line_gets_one_clear_line(
