@@ -31,7 +31,7 @@ def spoil(mix: af.LayerMix) -> Any:
 def test_edges_that_read_the_future_of_a_causal_model_are_refused(
     family: str, is_refused: bool, residual: str
 ) -> None:
-    own = af.edge_weight("own", lambda mix: torch.ones(4, 4), residual=residual)
+    own = af.edge_weight("own", lambda mix: torch.ones(mix.weights.shape[1:]), residual=residual)
     seen = af.edge_weight("seen", lambda mix: torch.ones(4, 4).tril() + 1e-9, residual=residual)
     model = af.Model(build(family))
     if is_refused:

@@ -479,7 +479,10 @@ def test_a_space_that_was_forgotten_is_warned_of(door: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", TEXT, "--foil", "dual"], "unknown foil 'dual'; choose from singular, plural"),
+        (
+            ["explain", TEXT, "--foil", "dual"],
+            "unknown --foil 'dual'; choose from singular, plural",
+        ),
         (["explain", TEXT, "--foil", "plural"], "a contrast is between two different targets"),
         (["explain", TEXT, "--foil", "0", "--runner-up"], "got --foil 0 and --runner-up: give one"),
         (["evaluate", "verb-number", "{file}", "--foil", "dual"], "unknown foil 'dual'"),
@@ -487,7 +490,7 @@ def test_a_space_that_was_forgotten_is_warned_of(door: str, name: str) -> None:
             ["evaluate", "verb-number", "{file}", "--runner-up", "--target-of", "probability"],
             "with a foil the difference of two logits is watched",
         ),
-        (["corpus", "run", "{file}", "--out", "{out}", "--foil", "dual"], "unknown foil 'dual'"),
+        (["corpus", "run", "{file}", "--out", "{out}", "--foil", "dual"], "unknown --foil 'dual'"),
     ],
 )
 def test_commands_check_foils(

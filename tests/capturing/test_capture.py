@@ -523,7 +523,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda tokenizer: af.capture(bert(), [5, -1]), "from 0 to 59; got -1"),
     (
         lambda tokenizer: af.capture(bert(), 3.5),  # type: ignore[call-overload]
-        "text or token ids; got float",
+        "text, token ids or a chat; got float",
     ),
     (lambda tokenizer: af.capture(bert(), IDS, heads="median"), "unknown heads 'median'"),
     (

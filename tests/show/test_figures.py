@@ -116,6 +116,7 @@ def edge_graphs(tokens: tuple[str, ...] = TOKENS) -> dict[str, af.AttentionGraph
 
 
 EXPLAINED = explained()
+CHANGED = af.intervene("verb-number", "the keys", blank="keys")
 FIGURES: dict[str, Callable[[], Drawing]] = {
     "layered_graph": lambda: figures.layered_graph(ROLLOUT, position=2),
     "compare_graphs": lambda: figures.compare_graphs(EXPLAINED),
@@ -130,6 +131,7 @@ FIGURES: dict[str, Callable[[], Drawing]] = {
     "text": lambda: figures.text(EXPLAINED, names=["rollout", "raw"]),
     "edges": lambda: figures.edges(edge_graphs(), 2),
     "flow_paths": lambda: figures.flow_paths(af.max_flow(GRAPH, source=(3, 0), target=(0, 2))),
+    "intervention": lambda: figures.intervention(CHANGED),
     "overlay": lambda: figures.overlay(VISION, PICTURE),
     "compare_overlays": lambda: figures.compare_overlays(
         with_results(EXPLAINED, {"raw": VISION}, tokens=PATCHES, picture=PICTURE / 255)
