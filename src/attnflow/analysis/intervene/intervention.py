@@ -181,7 +181,10 @@ class Intervention(Table):
         kept = f"the answer is now {show_token(after.label)} {after.probability:.2f}"
         text += f"; {kept if self.flips else 'the answer stays'}"
         if self.after.continuation:
-            text += f"; it goes on {self.after.text!r} instead of {self.before.text!r}"
+            before_and_after = [
+                run.text or " ".join(run.continuation) for run in (self.before, self.after)
+            ]
+            text += "; it goes on {1!r} instead of {0!r}".format(*before_and_after)
         share = self.change.residual_share
         if share is not None:
             text += f"; {share:.0%} of the cut is the residual connection's, which is not cut"
