@@ -93,7 +93,7 @@ def test_controls_change_the_numbers_to_those_of_the_arrays(
     tab.locator("#method").select_option("rollout")
     assert state(tab, "method") == "rollout"
     tab.locator("#method").select_option("flow")
-    assert tab.locator("#edges-choice option").all_inner_texts() == ["gradient", "attention"]
+    assert tab.locator("#edges-choice option").all_inner_texts() == ["relevance", "attention"]
     tab.locator("#edges-choice").select_option("attention")
     assert state(tab, "method") == "flow"
     for name, title in (("blank_out", "Blank-out"), ("input_gradient", "Input gradient")):

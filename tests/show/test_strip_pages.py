@@ -174,7 +174,7 @@ def test_a_corpus_is_a_sortable_list_whose_texts_open(
     page.click("#table tbody tr:last-child a")
     page.wait_for_load_state()
     assert "texts/" in page.url
-    assert page.inner_text("#table tbody tr:first-child td").startswith("raw, layer 1")
+    assert page.inner_text("#table tbody tr:first-child td").startswith("relevance flow, layer 6")
     page.click("#kicker a")
     page.wait_for_load_state()
     assert page.url.endswith("index.html")
