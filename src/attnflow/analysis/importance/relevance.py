@@ -121,7 +121,11 @@ def relate_answers(
     against = check_answer_foil(foil)
     model = open_model(model)
     several = are_many(inputs)
-    values: list[OneInput] = list(inputs) if several else [inputs]  # type: ignore[call-overload, list-item]
+    values: list[OneInput] = (
+        list(inputs)  # type: ignore[call-overload]
+        if several
+        else [inputs]  # type: ignore[list-item]
+    )
     results = []
     for value in values:
         said, other = pair_answers(model, value, answer, against)
